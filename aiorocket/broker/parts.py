@@ -98,7 +98,7 @@ class Parts:
         self.revival = PopRevival(loop, env.clock, tables, store, cluster=config.cluster, topics_changed=changed)
         self.pops = PopHandlers(
             loop, env.clock, config, tables, store,
-            revival=self.revival, read=self.pulls.read, subscription=self.pulls.subscription,
+            revival=self.revival, subscription=self.pulls.subscription,
         )  # fmt: skip
         self.repetitions = Repetitions(store, config.name, tables.sent)
         offsets = OffsetHandlers(tables, store, stale=locks.stale)

@@ -230,13 +230,13 @@ class PopRevival:
         try:
             self._append(self.table.encode_pop(pop), pop, None)
         except StoreError as error:
-            _log.warning("what is with consumers of %s cannot be recorded: %s", pop.key.group, error)
+            self._warn("what is with consumers of %s cannot be recorded: %s%s", pop.key.group, error)
 
     def _append_or_log(self, record: bytes) -> bool:
         try:
             self._append(record, None, None)
         except StoreError as error:
-            _log.warning("a record of %s cannot be stored: %s", self._log_topic, error)
+            self._warn("a record of %s cannot be stored: %s%s", self._log_topic, error)
             return False
         return True
 

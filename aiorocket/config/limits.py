@@ -50,6 +50,8 @@ class Limits:
     #: Pops that wait at a broker, in all and of one group for one topic.
     parked_pops: int = 100_000
     parked_pops_per_group: int = 1_024
+    #: Pops, peeks and notifications whose queues are looked through in turns of the loop.
+    pops_under_way: int = 4_096
     #: Messages that are with consumers that popped them.
     popped: int = 500_000
     #: Transactions whose outcome is not known yet.

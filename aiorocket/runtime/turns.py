@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import islice
 from typing import TypeVar
 
-__all__ = ("Turns", "in_turns")
+__all__ = ("Rounds", "Turns", "in_turns")
 
 _T = TypeVar("_T")
 
@@ -61,3 +61,72 @@ class Turns:
             for call in self._calls[0]:  # noqa: UP028 - "yield from" closes what is not at its end
                 yield call
             self._calls.popleft()
+
+
+class Rounds:
+    """Long works side by side. In each turn of the loop each goes on once, for ``a_slice`` of what the works say they
+    ``spend``, until ``most`` of it is spent. A work yields when it is ``over``, and only then."""
+
+    __slots__ = ("_armed", "_most", "_slice", "_spent", "_until", "_works", "turn")
+
+    def __init__(self, most: int, a_slice: int) -> None:
+        self._most, self._slice = most, a_slice
+        self._spent = self._until = 0
+        self._works: deque[Generator[None, None, object]] = deque()
+        self._armed = False
+        #: Which turn it is, of those in which something was spent or is to be done.
+        self.turn = 0
+
+    def __len__(self) -> int:
+        """How many are under way."""
+        return len(self._works)
+
+    def spend(self, cost: int) -> None:
+        self._spent += cost
+        self._arm()
+
+    def over(self) -> bool:
+        """Whether the work that asks has had its slice."""
+        return self._spent >= self._until
+
+    def begin(self, work: Generator[None, None, object]) -> bool:
+        """Go on with it at once if something of this turn is left, and in turns to come; whether it is at its end."""
+        if self._spent < self._most and self._is_done(work):
+            return True
+        self._works.append(work)
+        self._arm()
+        return False
+
+    def finish(self) -> None:
+        """All of them up to their end, now."""
+        while self._works:
+            for _ in self._works.popleft():
+                pass
+
+    def _arm(self) -> None:
+        if not self._armed:
+            self._armed = True
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._armed, self._spent = False, 0
+        self.turn += 1
+        works = self._works
+        try:
+            for _ in range(len(works)):
+                work = works.popleft()
+                if not self._is_done(work):
+                    works.append(work)
+                if self._spent >= self._most:
+                    break
+        finally:  # one that fails does not keep the others
+            if works:
+                self._arm()
+
+    def _is_done(self, work: Generator[None, None, object]) -> bool:
+        self._until = min(self._spent + self._slice, self._most)
+        try:
+            next(work)
+        except StopIteration:
+            return True
+        return False

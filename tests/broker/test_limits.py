@@ -38,6 +38,8 @@ from aiorocket_protocol import (
     LockBatchBody,
     LockBatchResult,
     MessageQueue,
+    NotificationRequestHeader,
+    NotificationResponseHeader,
     ProtocolError,
     PutKVConfigRequestHeader,
     QueryDataVersionRequestHeader,
@@ -62,9 +64,9 @@ from tests.broker.test_pop import popped as messages
 SMALL = Limits(
     topics=40, groups=5, offsets=3, locks=3, members=4, groups_per_connection=3, subscriptions=3, filter_length=200,
     filter_tags=5, filter_memory=20_000, parked_pulls=6, parked_per_queue=4, popped=4, modes=3, deliveries=3,
-    client_id=20, batch=10, attributes=1_000, parked_pops=6, parked_pops_per_group=4, timers=3, sent_once=8,
+    client_id=20, batch=10, attributes=1_000, parked_pops=6, parked_pops_per_group=4, pops_under_way=4, timers=3,
     transactions=3, queues=2_000, brokers=3, broker_topics=4, routes=7, key_values=2_000, route_queues=100,
-    users=3, rights=4,
+    users=3, rights=4, sent_once=8,
 )  # fmt: skip
 #: A limit -> a program that goes on until it is refused, and says by which answer.
 ATTACKS: dict[str, Callable[[int], Awaitable[str]]] = {}
@@ -326,6 +328,20 @@ async def _parked_pops(server: Broker, peer: Peer, count: int, most: int) -> str
     assert {answer.code for answer in answers} == {209} and server._parts is not None
     assert server._parts.pops.polls.count == most
     return answers[0].remark or ""
+
+
+@attack
+async def pops_under_way(count: int) -> str:
+    async with broker(queues=50_000, offsets=1_000_000, groups=1_000) as (server, peer):
+        await peer.create_topic("T", 4_000)
+        assert server.parts is not None
+        server.parts.pops._rounds._most = 0  # so that none is at its end before it is looked at
+        for number in range(count):
+            await peer.ask(200054, NotificationRequestHeader(f"g{number}", "T", -1, 0, 0))
+            await peer.ask(200050, pop_header(consumer_group=f"g{number}"))
+        first, second = await peer.answer(), await peer.answer()
+        assert first.read(NotificationResponseHeader) == NotificationResponseHeader(False, True)
+        return second.remark or "" if len(server.parts.pops._rounds) <= SMALL.pops_under_way else "more are kept"
 
 
 @attack

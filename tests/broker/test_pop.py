@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from aiorocket.broker import Broker
+from aiorocket.broker import Broker, pop_looks
+from aiorocket.broker.handlers.pop import PopHandlers
 from aiorocket.config import BrokerConfig, StoreConfig
 from aiorocket.runtime.env import real_env
 from aiorocket.storage.housekeeping import Housekeeping
@@ -273,13 +274,17 @@ async def test_a_parked_pop_is_answered_when_a_message_arrives_the_oldest_first(
         await other.close()
 
 
-async def test_groups_that_wait_for_one_message_have_their_turns(
-    peer: Peer, broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """3,000 groups that waited for one message held the loop for 0.2 s when it came."""
-    monkeypatch.setattr("aiorocket.broker.handlers.pop._WAKES_PER_TURN", 4)
+def few_queues_a_turn(broker: Broker, queues: int) -> PopHandlers:
+    """Of which all looks together look at so many in a turn of the loop."""
     assert broker.parts is not None
-    polls, sender = broker.parts.pops.polls, await Peer.connect(broker.port)
+    pops = broker.parts.pops
+    pops._rounds._most = pops._rounds._slice = queues * pop_looks._A_QUEUE
+    return pops
+
+
+async def test_groups_that_wait_for_one_message_have_their_turns(peer: Peer, broker: Broker) -> None:
+    """3,000 groups that waited for one message held the loop for 0.2 s when it came."""
+    polls, sender = few_queues_a_turn(broker, 16).polls, await Peer.connect(broker.port)
     await sender.create_topic("T")
     for number in range(60):
         await peer.ask(200050, pop_header(consumer_group=f"g{number}", poll_time=60_000))
@@ -296,12 +301,10 @@ async def test_groups_that_wait_for_one_message_have_their_turns(
 
 
 async def test_waiting_pops_that_find_nothing_do_not_keep_those_behind_them_from_their_turn(
-    peer: Peer, broker: Broker, monkeypatch: pytest.MonkeyPatch
+    peer: Peer, broker: Broker
 ) -> None:
     """65 of them, each with a queue of its own, had the first 64 tried again and again, for as long as they waited."""
-    monkeypatch.setattr("aiorocket.broker.handlers.pop._WAKES_PER_TURN", 4)
-    assert broker.parts is not None
-    pops, waiting = broker.parts.pops, await Peer.connect(broker.port)
+    pops, waiting = few_queues_a_turn(broker, 4), await Peer.connect(broker.port)
     await peer.create_topic("T", 12)
     for body in (b"0", b"1"):
         await peer.send(body, queue_id=11)
@@ -315,8 +318,77 @@ async def test_waiting_pops_that_find_nothing_do_not_keep_those_behind_them_from
     assert bodies(popped(await asyncio.wait_for(waiting.answer(), 5))) == [b"1"]
     for _ in range(10):
         await asyncio.sleep(0)
-    assert not pops._waking and pops.polls.count == 11
+    assert not pops._news and pops.polls.count == 11
     await waiting.close()
+
+
+async def under_way(peer: Peer, pops: PopHandlers, **changes: Any) -> None:
+    """A pop of a topic of 500 queues, with a message in the last, is in the midst of them."""
+    await peer.create_topic("T", 500)
+    pops._looks._turn = 499  # the next begins with the first
+    await peer.send(b"last", queue_id=499)
+    await peer.ask(200050, pop_header(**changes))
+    while not len(pops._rounds):
+        await asyncio.sleep(0)
+
+
+async def test_what_comes_behind_a_look_is_found(peer: Peer, broker: Broker) -> None:
+    pops, sender = few_queues_a_turn(broker, 1), await Peer.connect(broker.port)
+    await under_way(peer, pops, poll_time=60_000)
+    while (table := broker.offsets.query("g", "T", 5)) is None:
+        await asyncio.sleep(0)
+    assert table == 0 and len(pops._rounds) == 1
+    await sender.send(b"behind", queue_id=0)
+    assert bodies(popped(await peer.answer())) == [b"last"]
+    assert bodies(popped(await peer.call(200050, pop_header(poll_time=60_000)))) == [b"behind"]
+    # And where nothing is found at first.
+    await peer.ask(200050, pop_header(poll_time=60_000))
+    while not len(pops._rounds):
+        await asyncio.sleep(0)
+    await sender.send(b"then", queue_id=pops._looks._turn % 500)
+    assert bodies(popped(await asyncio.wait_for(peer.answer(), 5))) == [b"then"]
+    await sender.close()
+
+
+@pytest.mark.parametrize("parked", [False, True])
+@pytest.mark.parametrize("end", ["deleted", "group", "closed", "lost", "expired"])
+async def test_a_look_that_ends_in_its_midst_is_answered_once(
+    peer: Peer, broker: Broker, end: str, parked: bool
+) -> None:
+    pops, other = few_queues_a_turn(broker, 1), await Peer.connect(broker.port)
+    if parked:
+        await peer.create_topic("T", 500)
+        await peer.ask(200050, pop_header(poll_time=60_000))
+        while not pops.polls.count or len(pops._rounds):
+            await asyncio.sleep(0)
+        pops.wake("T", "g")
+        while not pops._looking:
+            await asyncio.sleep(0)
+    else:
+        await under_way(peer, pops, poll_time=60_000 if end != "expired" else 0)
+    if end == "deleted":
+        assert (await other.call(215, DeleteTopicRequestHeader("T"))).code == 0
+    elif end == "group":
+        assert (await other.call(207, DeleteSubscriptionGroupRequestHeader("g", clean_offset=True))).code == 0
+    elif end == "closed":
+        pops.close()
+    elif end == "expired" and parked:
+        pops._end(pops.polls.withdraw_all())
+    elif end == "lost":
+        await peer.close()
+    while len(pops._rounds):
+        await asyncio.sleep(0)
+    assert not pops._looking and not pops._news and not pops._weight
+    await other.close()
+    if end == "lost":
+        assert not pops.polls.count
+        return
+    expected = {"deleted": 17, "closed": 210, "expired": 210 if parked else 0}
+    if end in expected:
+        assert (await peer.answer()).code == expected[end]
+    if end == "group":
+        assert [broker.offsets.query("g", "T", queue_id) for queue_id in (400, 499)] == [None, None]
+    assert (await peer.call(28)).code == 0  # nothing else is answered
 
 
 async def test_a_pop_of_any_queue_is_for_topics_of_some_thousand(peer: Peer) -> None:

@@ -20,6 +20,7 @@ from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.topics import Topic
 from aiorocket.broker.core.turns import A_TURN, whole
 from aiorocket.broker.lags import lags
+from aiorocket.broker.pop_looks import _A_QUEUE, A_SLICE, POP_WORK, PopLooks
 from aiorocket.broker.state import BrokerState, LargeTable
 from aiorocket.config import BrokerConfig, NameServerConfig
 from aiorocket.nameserver import NameServer
@@ -35,6 +36,8 @@ from aiorocket_protocol import (
     GetConsumeStatsRequestHeader,
     GetTopicStatsInfoRequestHeader,
     HeartbeatData,
+    NotificationRequestHeader,
+    PeekMessageRequestHeader,
     QueryConsumeTimeSpanRequestHeader,
     QueryCorrectionOffsetHeader,
     RemotingCommand,
@@ -46,6 +49,7 @@ from aiorocket_protocol import (
     encode_body,
 )
 from tests.broker.peer import Peer, pull_header, running, span
+from tests.broker.test_pop import pop_header
 
 MANY = 10 * A_TURN
 
@@ -440,26 +444,81 @@ async def test_topics_become_ordered_in_turns() -> None:
     assert table.get("t1999").order and not whole(table.make_orderly(["t1", "unknown"]))
 
 
-async def test_what_the_filters_of_many_pulls_look_at_in_a_turn_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+LONG = " OR ".join(f"a{number} = 'x'" for number in range(200))
+
+
+def watch_filters(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What filters look at in each turn of the loop."""
     loop, select, turns = asyncio.get_running_loop(), RecordFilter.select, [0]
 
     def watched(self: RecordFilter, data: bytes, most: int, size: int) -> Selected:
         selected = select(self, data, most, size)
         if not turns[-1]:
             loop.call_soon(turns.append, 0)
-        turns[-1] += selected.seen * self.tokens
+        turns[-1] += selected.seen * self.cost
         return selected
 
     monkeypatch.setattr(RecordFilter, "select", watched)
-    sql = " OR ".join(f"a{number} = 'x'" for number in range(200))
+    return turns
+
+
+async def test_what_the_filters_of_many_pulls_look_at_in_a_turn_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = watch_filters(monkeypatch)
     async with running() as server:
         peer = await Peer.connect(server.port)
         await peer.create_topic("T")
         await peer.send_batch(*[b"x"] * 500)
         for _ in range(40):
-            peer.writer.write(RemotingCommand.request(11, pull_header(subscription=sql, expression_type="SQL92")))
+            peer.writer.write(RemotingCommand.request(11, pull_header(subscription=LONG, expression_type="SQL92")))
         ends = [span(await peer.answer()).next_begin_offset for _ in range(40)]
         # Who comes when a turn's share is spent is to ask again, from where it was.
         assert ends[0] > 0 and set(ends) == {0, ends[0]}
         assert FILTER_WORK / 2 < max(turns) <= 2 * FILTER_WORK
+        await peer.close()
+
+
+@pytest.mark.parametrize("expression", [LONG, "a = 'x'"])
+async def test_what_the_filters_of_many_pops_look_at_in_a_turn_is_bounded(
+    monkeypatch: pytest.MonkeyPatch, expression: str
+) -> None:
+    turns = watch_filters(monkeypatch)
+    async with running() as server:
+        peer = await Peer.connect(server.port)
+        await peer.create_topic("T", 4)
+        for queue_id in range(4):
+            await peer.send_batch(*[b"x"] * 100, queue_id=queue_id)
+        many = 4 if expression == LONG else 40
+        for number in range(many):
+            header = pop_header(consumer_group=f"g{number}", exp=expression, exp_type="SQL92")
+            peer.writer.write(RemotingCommand.request(200050, header))
+        assert {(await peer.answer()).code for _ in range(many)} == {210}
+        assert sum(turns) > 8 * POP_WORK and max(turns) <= 2 * (POP_WORK + A_SLICE)
+        # Each has looked at all.
+        assert {server.offsets.query(f"g{number}", "T", 3) for number in range(many)} == {100}
+        await peer.close()
+
+
+@pytest.mark.parametrize("code", [200050, 200052, 200054])
+async def test_of_many_queues_few_are_looked_at_in_a_turn(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    loop, start, turns = asyncio.get_running_loop(), PopLooks._start, [0]
+
+    def watched(self: PopLooks, *args: Any, **changes: Any) -> int:
+        if not turns[-1]:
+            loop.call_soon(turns.append, 0)
+        turns[-1] += 1
+        return start(self, *args, **changes)
+
+    monkeypatch.setattr(PopLooks, "_start", watched)
+    async with running() as server:
+        peer = await Peer.connect(server.port)
+        await peer.create_topic("T", 1_500)
+        header = {
+            200050: pop_header(),
+            200052: PeekMessageRequestHeader("g", "T", -1, 32),
+            200054: NotificationRequestHeader("g", "T", -1, 0, 0),
+        }[code]
+        for _ in range(3):
+            peer.writer.write(RemotingCommand.request(code, header))
+        assert [(await peer.answer()).code for _ in range(3)] == [{200050: 210, 200052: 19, 200054: 0}[code]] * 3
+        assert sum(turns) == 4_500 and max(turns) <= 2 * POP_WORK / _A_QUEUE
         await peer.close()

@@ -34,10 +34,10 @@ class Wanted(NamedTuple):
 
 
 class Found:
-    """What one pop collects."""
+    """What one pop collects. ``pop_time`` is its time, ``count`` and ``size`` how much more it may have."""
 
-    def __init__(self, count: int, size: int) -> None:
-        self.count, self.size = count, size
+    def __init__(self, count: int, size: int, pop_time: int) -> None:
+        self.count, self.size, self.pop_time = count, size, pop_time
         self.pieces: list[bytes] = []
         self.starts: list[tuple[str, object, int]] = []
         self.offsets: list[tuple[str, int, list[int]]] = []
@@ -66,9 +66,9 @@ class Found:
         ]
         self.times.append((mark, key.queue_id, min(times)))
 
-    def header(self, wanted: Wanted, wall_ms: int) -> PopMessageResponseHeader:
+    def header(self, wanted: Wanted) -> PopMessageResponseHeader:
         return PopMessageResponseHeader(
-            wall_ms,
+            self.pop_time,
             wanted.invisible_ms,
             ORDER_REVIVE_QUEUE if wanted.in_order else 0,
             self.rest,

@@ -1,15 +1,15 @@
 """POP_MESSAGE (200050), PEEK_MESSAGE (200052), NOTIFICATION (200054) and POLLING_INFO (200055), with long polling.
 
-A pop reads where its group goes on, of one queue or of all of a topic, and of the group's retry topic: first of it
-each fifth time, last of it else. What it finds is out from then on (core/pops.py) and the answer is stored bytes. One
-that finds nothing is parked under its topic and group and run again when something arrives there, when the group's
-acknowledgement frees an ordered queue, or answered when its hold is over; the longest waiting is served first.
+What queues are looked at for one, and what goes out, is in ../pop_looks.py: in turns of the loop, so that the answer
+may come in a later one. A pop that finds nothing is parked under its topic and group and run again when something
+arrives there, when the group's acknowledgement frees an ordered queue, or answered when its hold is over; the longest
+waiting is served first.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,22 +17,21 @@ from aiorocket.broker.answers import refuse, tell_gone, unknown_topic
 from aiorocket.broker.core.groups import Subscription, weight_of
 from aiorocket.broker.core.long_poll import LongPolls, ParkedPull
 from aiorocket.broker.core.names import Refusal, full
-from aiorocket.broker.core.pop_answer import Found, Wanted
-from aiorocket.broker.core.pops import MAX_INVISIBLE_MS, QueueKey
+from aiorocket.broker.core.pop_answer import Wanted
+from aiorocket.broker.core.pops import MAX_INVISIBLE_MS
 from aiorocket.broker.core.pull_checks import check_access
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.topics import Topic
+from aiorocket.broker.pop_looks import A_SLICE, POP_WORK, PopLooks
 from aiorocket.errors import RocketError
 from aiorocket.remoting.awaited import shed
 from aiorocket.runtime.deadlines import DeadlineDriver
-from aiorocket.runtime.turns import Turns
-from aiorocket.storage.results import ReadResult, ReadStatus
+from aiorocket.runtime.turns import Rounds, Turns
 from aiorocket_protocol import (
     ANY_QUEUE,
     INIT_MIN,
     MAX_POP,
     ORDER_REVIVE_QUEUE,
-    RETRY_PREFIX,
     NotificationRequestHeader,
     NotificationResponseHeader,
     PeekMessageRequestHeader,
@@ -44,7 +43,6 @@ from aiorocket_protocol import (
     RequestCode,
     ResponseCode,
     pop_retry_topic,
-    split_records,
 )
 
 if TYPE_CHECKING:
@@ -59,21 +57,10 @@ __all__ = ("MAX_QUEUES", "PopHandlers")
 
 #: A directory, which a topic becomes, has a name of at most this many bytes.
 _LONGEST_TOPIC = 255
-#: One pop in so many looks at retries first, so that neither they nor new messages wait for ever.
-_RETRIES_FIRST = 5
-#: Reads of one queue in one pop: each looks at 800 messages for a tag filter.
-_READS = 4
-#: Parked pops that are run again in one turn of the loop, and queues that one pop looks at, each for microseconds.
-_WAKES_PER_TURN, MAX_QUEUES = 64, 4096
-
-_MOVED = frozenset(
-    {
-        ReadStatus.OFFSET_TOO_SMALL,
-        ReadStatus.OFFSET_FOUND_NULL,
-        ReadStatus.NO_MATCHED_MESSAGE,
-        ReadStatus.MESSAGE_WAS_REMOVING,
-    }
-)
+#: Queues that one pop of any looks at, at most.
+MAX_QUEUES = 4096
+#: Parked pops that are told in one turn of the loop that their topic is gone.
+_TOLD_PER_TURN = 64
 
 
 class _Parked(NamedTuple):
@@ -83,7 +70,7 @@ class _Parked(NamedTuple):
 
 
 class PopHandlers:
-    """The handlers, and the parked requests. ``read`` and ``subscription`` are what pulls read and parse with."""
+    """The handlers, and the parked requests. ``subscription`` is what pulls parse expressions with."""
 
     def __init__(
         self,
@@ -94,34 +81,32 @@ class PopHandlers:
         store: MessageStore,
         *,
         revival: PopRevival,
-        read: Callable[[str, int, int, int, int, Callable[[int], bool] | None], ReadResult],
         subscription: Callable[[str, str | None, str | None], Subscription | Refusal],
     ) -> None:
         self._loop = loop
         self._clock = clock
         self._topics = tables.topics
         self._configs = tables.configs
-        self._offsets = tables.offsets
         self._counters = tables.counters
-        self._store = store
-        self._revival = revival
         self._table = revival.table
-        self._read_matching = read
         self._subscription = subscription
-        self._max_bytes = config.max_pull_bytes
         self._limits = config.limits
         self._most = config.limits.popped
-        self._turn = 0
+        #: What looks through queues, for requests and for what is parked.
+        self._rounds = Rounds(POP_WORK, A_SLICE)
+        #: Bytes of the filters of requests whose look is under way.
+        self._weight = 0
+        self._looks = PopLooks(loop, clock, config, tables, store, revival, self._rounds)
         self.polls = LongPolls(config.max_hold, config.limits)
         #: Topic, or retry topic → under which topic and groups something may be parked for what arrives there.
         self.awaited: dict[str, dict[tuple[str, str], None]] = {}
         #: How many were put there since the last look at all of them.
         self._marks = 0
-        #: (topic, group) and queue (-1: any) where something may be popped again, in this turn and those to come, and
-        #: the last parked pop that had its turn (0: none yet).
-        self._news: dict[tuple[tuple[str, str], int, int], None] = {}
-        self._waking = False
-        self._gone = Turns(_WAKES_PER_TURN)
+        #: (topic, group) -> queues (-1: any) where something may be popped again; who waits there has its turns.
+        self._news: dict[tuple[str, str], dict[int, None]] = {}
+        #: The parked pops that queues are looked through for.
+        self._looking: set[ParkedPull] = set()
+        self._gone = Turns(_TOLD_PER_TURN)
         self._driver = DeadlineDriver(loop, self.polls.next_deadline, self._expired)
         revival.free = self.wake
 
@@ -158,9 +143,7 @@ class PopHandlers:
             header.consumer_group, checked, header.queue_id, count, invisible, header.init_mode,
             bool(header.order), (header.attempt_id or "")[:64], accept,
         )  # fmt: skip
-        if self._serve(connection, command, wanted):
-            return None
-        return self._park(connection, command, wanted, header.poll_time, own)
+        return self._begin(connection, command, wanted, header.poll_time, own)
 
     def notification(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         """Code 200054: says when a pop would find something."""
@@ -171,9 +154,7 @@ class PopHandlers:
             header.consumer_group, checked, header.queue_id, 0, 0, INIT_MIN,
             bool(header.order), (header.attempt_id or "")[:64], None,
         )  # fmt: skip
-        if self._serve(connection, command, wanted):
-            return None
-        return self._park(connection, command, wanted, header.poll_time)
+        return self._begin(connection, command, wanted, header.poll_time)
 
     def peek(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         """Code 200052: what the next pop would get; nothing goes out."""
@@ -182,24 +163,61 @@ class PopHandlers:
             return refuse(checked)
         if not 1 <= header.max_msg_nums <= MAX_POP:
             return _bad(f"maxMsgNums is {header.max_msg_nums}: a peek is for 1 to {MAX_POP} messages")
-        wanted = Wanted(header.consumer_group, checked, header.queue_id, 0, 0, INIT_MIN, False, "", None)
-        found = Found(header.max_msg_nums, self._max_bytes)
-        for topic, queue_id in self._places(wanted):
-            key = QueueKey(topic, wanted.group, queue_id)
-            offset = self._table.next_offset(key, self._start(key, INIT_MIN))
-            if found.count > 0 and found.size > 0:
-                result = self._store.read(topic, queue_id, offset, found.count, found.size)
-                if result.status is ReadStatus.FOUND:
-                    found.pieces += result.pieces
-                    found.count -= result.count
-                    found.size -= sum(map(len, result.pieces))
-                    offset = result.next_offset
-            found.rest += max(0, self._store.max_offset(topic, queue_id) - offset)
-        answer = PopMessageResponseHeader(self._clock.wall_ms(), 0, 0, found.rest)
-        if not found.pieces:
-            return RemotingCommand.response(ResponseCode.PULL_NOT_FOUND, answer)
-        connection.reply(command, RemotingCommand.response(header=answer), found.pieces)
+        wanted = Wanted(
+            header.consumer_group, checked, header.queue_id, header.max_msg_nums, 0, INIT_MIN, False, "", None
+        )  # fmt: skip
+        return self._begin(connection, command, wanted, peeks=True)
+
+    def _begin(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        wanted: Wanted,
+        hold_ms: int = 0,
+        own: int = 0,
+        *,
+        peeks: bool = False,
+    ) -> RemotingCommand | None:
+        """Queues are looked at now, or those that are left in turns to come. ``own`` is what its filter takes."""
+        limits = self._limits
+        if len(self._rounds) >= limits.pops_under_way:
+            return self._nothing(wanted, full=f"pops_under_way={limits.pops_under_way}")
+        if self._weight and self._weight + own > limits.filter_memory // 8:
+            return self._nothing(wanted, full=f"filter_memory={limits.filter_memory}")
+        self._weight += own
+        work = self._serve_peek if peeks else self._serve_or_park
+        if not self._rounds.begin(work(connection, command, wanted, hold_ms, own)):
+            shed(command)
         return None
+
+    def _serve_or_park(
+        self, connection: Connection, command: RemotingCommand, wanted: Wanted, hold_ms: int, own: int
+    ) -> Generator[None, None, None]:
+        turn = self._rounds.turn
+        try:
+            if (yield from self._serve(connection, command, wanted)):
+                return
+        except (RocketError, OSError) as error:
+            connection.reply(command, _failed(error))
+            return
+        finally:
+            self._weight -= own
+        if (answer := self._park(connection, command, wanted, hold_ms, own)) is not None:
+            connection.reply(command, answer)
+        elif self._rounds.turn != turn:  # something may have come meanwhile where it had looked already
+            self.wake(wanted.topic.name, wanted.group)
+
+    def _serve_peek(
+        self, connection: Connection, command: RemotingCommand, wanted: Wanted, hold_ms: int, own: int
+    ) -> Generator[None, None, None]:
+        try:
+            found = yield from self._looks.peek(connection, wanted)
+        except (RocketError, OSError) as error:
+            connection.reply(command, _failed(error))
+            return
+        code = ResponseCode.SUCCESS if found.pieces else ResponseCode.PULL_NOT_FOUND
+        header = PopMessageResponseHeader(found.pop_time, 0, 0, found.rest)
+        connection.reply(command, RemotingCommand.response(code, header), found.pieces)
 
     def polling_info(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 200055: how many wait."""
@@ -217,12 +235,13 @@ class PopHandlers:
         keys = self.awaited[topic] = {key: None for key in self.awaited[topic] if self.polls.is_awaited(key)}
         if not keys:
             del self.awaited[topic]
-        self._wake({(key, queue_id if key[0] == topic else ANY_QUEUE, 0): None for key in keys})
+        for key in keys:
+            self._wake(key, queue_id if key[0] == topic else ANY_QUEUE)
 
     def wake(self, topic: str, group: str) -> None:
         """Something may be popped again."""
         if self.polls.is_awaited((topic, group)):
-            self._wake({((topic, group), ANY_QUEUE, 0): None})
+            self._wake((topic, group), ANY_QUEUE)
 
     def lost(self, connection: Connection) -> None:
         self.polls.lost(connection)
@@ -230,12 +249,20 @@ class PopHandlers:
     def withdraw(self, topic: str) -> None:
         """A topic was deleted: what waits for it learns it, some in each turn."""
         keys = list(self.awaited.get(topic, ()))
-        self._gone.all(partial(tell_gone, self.polls, pull) for key in keys for pull in self.polls.waiting(key))
+        self._gone.all(partial(self._tell_gone, pull) for key in keys for pull in self.polls.waiting(key))
+
+    def _tell_gone(self, pull: ParkedPull) -> None:
+        if pull not in self._looking:
+            tell_gone(self.polls, pull)
+        elif self.polls.is_parked(pull):  # who looks for it tells
+            self.polls.answered(pull)
 
     def close(self) -> None:
         """Answer all that wait with "nothing": the server is about to close and waits for answers."""
         self._driver.close()
         self._end(self.polls.withdraw_all())
+        self._looks.closed = True
+        self._rounds.finish()
 
     def _expired(self, now: float) -> None:
         self._end(self.polls.expire(now))
@@ -243,12 +270,15 @@ class PopHandlers:
     def _end(self, pulls: list[ParkedPull]) -> None:
         for pull in pulls:
             parked: _Parked = pull.request
-            parked.connection.reply(parked.command, self._nothing(parked.wanted))
+            if pull not in self._looking:  # else who looks for it answers
+                parked.connection.reply(parked.command, self._nothing(parked.wanted))
 
     def _park(
         self, connection: Connection, command: RemotingCommand, wanted: Wanted, hold_ms: int, own: int = 0
     ) -> RemotingCommand | None:
-        if hold_ms <= 0:
+        if wanted.topic.name not in self._topics:
+            return refuse(unknown_topic(wanted.topic.name))
+        if hold_ms <= 0 or self._looks.closed or connection.closed:
             return self._nothing(wanted)
         key = (wanted.topic.name, wanted.group)
         limits = self._limits
@@ -276,54 +306,58 @@ class PopHandlers:
         self.awaited = {topic: dict.fromkeys(keys) for topic, keys in waiting.items() if keys}
         self._marks = sum(map(len, self.awaited.values()))
 
-    def _wake(self, news: dict[tuple[tuple[str, str], int, int], None]) -> None:
-        self._news.update(news)
-        if not self._waking:
-            self._wake_some()
+    def _wake(self, key: tuple[str, str], queue_id: int) -> None:
+        news = self._news.get(key)
+        if news is None:
+            self._news[key] = {queue_id: None}
+            self._rounds.begin(self._serve_all(key))
+        else:
+            news[queue_id] = None
 
-    def _wake_some(self) -> None:
-        """Thousands of groups may wait for one message: some have their turn now."""
-        self._waking, left = True, _WAKES_PER_TURN
+    def _serve_all(self, key: tuple[str, str]) -> Generator[None, None, None]:
+        """Run what waits under ``key`` until there are no news for it."""
+        news = self._news[key]
         try:
-            while self._news and left > 0:
-                key, queue_id, after = next(iter(self._news))
-                del self._news[key, queue_id, after]
-                left = self._serve_waiting(key, queue_id, after, left)
+            while news:
+                queue_id = next(iter(news))
+                del news[queue_id]
+                yield from self._serve_waiting(key, queue_id)
         finally:
-            self._waking = bool(self._news)
-            if self._news:
-                self._loop.call_soon(self._wake_some)
+            del self._news[key]
 
-    def _serve_waiting(self, key: tuple[str, str], queue_id: int, after: int, left: int) -> int:
-        """Run what waits under ``key``, behind the pop ``after``, and may take from ``queue_id`` (-1: from any), until
-        nothing is found, but at most ``left`` of them; how many are left then."""
+    def _serve_waiting(self, key: tuple[str, str], queue_id: int) -> Generator[None, None, None]:
+        """Run what waits under ``key`` and may take from ``queue_id`` (-1: from any), until nothing is found."""
         idle: set[int] = set()
         for pull in self.polls.waiting(key):
             parked: _Parked = pull.request
-            asked = parked.wanted.queue_id
-            if pull.seq <= after or asked in idle or (queue_id >= 0 and asked not in (ANY_QUEUE, queue_id)):
+            connection, command, wanted = parked
+            asked = wanted.queue_id
+            if (
+                asked in idle
+                or (queue_id >= 0 and asked not in (ANY_QUEUE, queue_id))
+                or not self.polls.is_parked(pull)
+            ):
                 continue
-            if not left:
-                # Those before have found nothing, or wait no more: from the first on, it would be these again for ever.
-                self._news[key, queue_id, after] = None
-                return 0
-            left -= 1
-            after = pull.seq
+            self._looking.add(pull)
             try:
-                served = self._serve(parked.connection, parked.command, parked.wanted)
+                served = yield from self._serve(connection, command, wanted)
             except (RocketError, OSError) as error:
                 served = True
-                answer = RemotingCommand.response(ResponseCode.SYSTEM_ERROR, remark=f"the store failed: {error}")
-                parked.connection.reply(parked.command, answer)
-            if served:
+                connection.reply(command, _failed(error))
+            finally:
+                self._looking.discard(pull)
+            if not self.polls.is_parked(pull):  # it ended meanwhile
+                if not served:
+                    gone = wanted.topic.name not in self._topics
+                    connection.reply(command, refuse(unknown_topic(key[0])) if gone else self._nothing(wanted))
+            elif served:
                 self.polls.answered(pull)
             elif asked == ANY_QUEUE:
-                return left
+                return
             else:
                 idle.add(asked)
-        return left
 
-    # ---- one pop
+    # ---- one of them
 
     def _check(self, group: str, name: str, queue_id: int) -> Topic | Refusal:
         """Apache's checks, in its order."""
@@ -348,52 +382,14 @@ class PopHandlers:
             )
         return topic
 
-    def _places(self, wanted: Wanted) -> list[tuple[str, int]]:
-        """The queues to look at, in order: another one first each time."""
-        self._turn += 1
-        topic, turn = wanted.topic, self._turn
-        if wanted.queue_id >= 0:
-            places = [(topic.name, wanted.queue_id)]
-        else:
-            count = topic.read_queues
-            places = [(topic.name, (turn + number) % count) for number in range(count)]
-        retries = self._topics.get(pop_retry_topic(wanted.group, topic.name))
-        if retries is None or wanted.in_order or topic.name.startswith(RETRY_PREFIX):
-            return places
-        of_retries = [(retries.name, queue_id) for queue_id in range(retries.read_queues)]
-        return of_retries + places if turn % _RETRIES_FIRST == 0 else places + of_retries
-
-    def _start(self, key: QueueKey, init_mode: int, *, first: bool = False) -> int:
-        """The group's offset, or where it begins when it has none; with ``first`` that is where it begins from now
-        on."""
-        if self._offsets.resets and first:
-            reset = self._offsets.take_reset(key.group, key.topic, key.queue_id)
-            if reset is not None:
-                self._revival.begins(key, reset)
-                return reset
-        offset = self._offsets.query(key.group, key.topic, key.queue_id)
-        if offset is not None:
-            return offset
-        store = self._store
-        low, high = store.min_offset(key.topic, key.queue_id), store.max_offset(key.topic, key.queue_id)
-        young = low <= 0 and (high <= 0 or store.is_in_memory(key.topic, key.queue_id, 0))
-        oldest = init_mode == INIT_MIN or key.topic.startswith(RETRY_PREFIX) or young
-        offset = low if oldest else max(0, high - 1)  # the newest message is popped, as at Apache's
-        if first:
-            self._revival.begins(key, offset)
-        return offset
-
-    def _serve(self, connection: Connection, command: RemotingCommand, wanted: Wanted) -> bool:
+    def _serve(self, connection: Connection, command: RemotingCommand, wanted: Wanted) -> Generator[None, None, bool]:
         """Answer when there is something; whether there was."""
         if not wanted.most:
-            if not self._has_messages(wanted):
+            if not (yield from self._looks.has_messages(connection, wanted)):
                 return False
             connection.reply(command, RemotingCommand.response(header=NotificationResponseHeader(True, False)))
             return True
-        found = Found(wanted.most, self._max_bytes)
-        wall_ms = self._clock.wall_ms()
-        for topic, queue_id in self._places(wanted):
-            self._take(found, QueueKey(topic, wanted.group, queue_id), wanted, wall_ms)
+        found = yield from self._looks.take(connection, wanted)
         if not found.pieces and found.refusal is not None:
             connection.reply(command, refuse(found.refusal))
             return True
@@ -401,87 +397,13 @@ class PopHandlers:
             if found.unread:  # filtered out so far; there is more to look at
                 self._loop.call_soon(self.wake, wanted.topic.name, wanted.group)
             return False
-        answer = found.header(wanted, wall_ms)
         key = self._counters.pair(wanted.topic.name, wanted.group)
         self._counters.delivered[key] += wanted.most - found.count
         if self._counters.delivered_bytes is not None:
             self._counters.delivered_bytes[key] += sum(map(len, found.pieces))
         self._counters.gets_found += 1
-        connection.reply(command, RemotingCommand.response(header=answer, remark="FOUND"), found.pieces)
+        connection.reply(command, RemotingCommand.response(header=found.header(wanted), remark="FOUND"), found.pieces)
         return True
-
-    def _take(self, found: Found, key: QueueKey, wanted: Wanted, wall_ms: int) -> None:
-        """What of one queue fits into the answer goes out."""
-        table, now = self._table, self._loop.time()
-        found.refusal = self._offsets.refusal(key.group, key.topic, key.queue_id) or found.refusal
-        if found.refusal is not None:
-            return  # where it begins would not be kept, and it would begin there each time
-        offset = table.next_offset(key, self._start(key, wanted.init_mode, first=True))
-        count = min(found.count, self._most - table.count)
-        again = None
-        if wanted.in_order:
-            if table.is_blocked(key, wanted.attempt, now):
-                return  # what is behind does not count as rest: nobody can have it
-            again = table.again(key)
-            if again is not None:
-                offset, count = again[0], min(again[1], count)
-        elif table.is_full(key):
-            return
-        if count <= 0 or found.size <= 0:
-            found.rest += max(0, self._store.max_offset(key.topic, key.queue_id) - offset)
-            return
-        # A retry was wanted once, and what goes out again in order would stop the queue if it was not any more.
-        accept = wanted.accept if key.topic == wanted.topic.name and again is None else None
-        result = self._read(found, key, offset, count, accept)
-        if result.min_offset > offset:
-            self._revival.say_overtaken(key, offset, result.min_offset)
-        found.rest += max(0, result.max_offset - result.next_offset)
-        if result.status is not ReadStatus.FOUND:
-            if result.status is ReadStatus.OFFSET_OVERFLOW_BADLY:  # the topic was made anew, or lost its end
-                self._revival.begins(key, result.max_offset)
-            elif result.next_offset > offset:
-                table.skip(key, result.next_offset)
-                if not table.out(key):
-                    self._offsets.commit(key.group, key.topic, key.queue_id, result.next_offset)
-            return
-        data = result.data
-        offsets = [view.queue_offset for view in split_records(data)]
-        pop = table.take(
-            key, offsets, result.next_offset,
-            pop_time=wall_ms, invisible_ms=wanted.invisible_ms, now=now,
-            in_order=wanted.in_order, attempt=wanted.attempt,
-        )  # fmt: skip
-        first = table.first_out(key)
-        assert first is not None
-        self._offsets.commit(key.group, key.topic, key.queue_id, first)
-        found.add(key, data, offsets)
-        if wanted.in_order:
-            found.add_times(key, offsets, [table.times(key, one) for one in offsets])
-        self._revival.took(pop)
-
-    def _read(
-        self, found: Found, key: QueueKey, offset: int, count: int, accept: Callable[[int], bool] | None
-    ) -> ReadResult:
-        """The first messages from ``offset`` on that match, wherever the queue begins by now."""
-        for _ in range(_READS):
-            result = self._read_matching(key.topic, key.queue_id, offset, count, found.size, accept)
-            if result.status not in _MOVED or result.next_offset in (offset, result.max_offset):
-                return result
-            offset = result.next_offset
-        found.unread = True
-        return result
-
-    def _has_messages(self, wanted: Wanted) -> bool:
-        now = self._loop.time()
-        for topic, queue_id in self._places(wanted):
-            key = QueueKey(topic, wanted.group, queue_id)
-            if wanted.in_order and self._table.is_blocked(key, wanted.attempt, now):
-                continue
-            if wanted.in_order and self._table.out(key):
-                return True
-            if self._store.max_offset(topic, queue_id) > self._table.next_offset(key, self._start(key, INIT_MIN)):
-                return True
-        return False
 
     def _nothing(self, wanted: Wanted, *, full: str = "") -> RemotingCommand:
         """``full`` is the limit for which it may not wait."""
@@ -492,6 +414,10 @@ class PopHandlers:
         answer = PopMessageResponseHeader(self._clock.wall_ms(), wanted.invisible_ms, revive, 0)
         remark = f"the broker's limit {full} is reached" if full else "NO_MESSAGE_IN_QUEUE"
         return RemotingCommand.response(code, answer, remark=remark)
+
+
+def _failed(error: Exception) -> RemotingCommand:
+    return RemotingCommand.response(ResponseCode.SYSTEM_ERROR, remark=f"the store failed: {error}")
 
 
 def _bad(why: str) -> RemotingCommand:

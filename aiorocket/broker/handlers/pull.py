@@ -22,8 +22,9 @@ from aiorocket.broker.core.pull_checks import (
     parse_subscription,
     registered_subscription,
 )
-from aiorocket.broker.core.record_filter import FILTER_WORK, SCAN, RecordFilter
+from aiorocket.broker.core.record_filter import FILTER_WORK, RecordFilter
 from aiorocket.broker.core.tables import Tables
+from aiorocket.broker.filtered import read_filtered
 from aiorocket.broker.lower_commits import warn_of_lower
 from aiorocket.broker.pull_answers import found, has_seen_all, is_at_end, not_found
 from aiorocket.errors import RocketError
@@ -122,7 +123,7 @@ class PullHandlers:
         self.polls = LongPolls(config.max_hold, config.limits)
         #: Parked pulls that have news to look at in the turns to come, if they were begun.
         self._later, self._waking = OrderedDict[ParkedPull, None](), False
-        #: Messages times words of their expressions that filters have looked at in this turn of the loop.
+        #: Messages times what each costs its filter, of those looked at in this turn of the loop.
         self._spent = 0
         self._driver = DeadlineDriver(loop, self.polls.next_deadline, self._expired)
         self._ending: deque[ParkedPull] = deque()
@@ -190,8 +191,7 @@ class PullHandlers:
         count = self._count(command, header)
         filters = type(accept) is RecordFilter
         if filters and self._spent > FILTER_WORK:  # others have had this turn: its client asks again
-            low, high = self._store.min_offset(topic_name, queue_id), self._end(topic_name, queue_id)
-            return not_found(ReadResult(ReadStatus.NO_MATCHED_MESSAGE, (), offset, low, high, 0), offset)
+            return not_found(self._unread(topic_name, queue_id, offset), offset)
         read = self._select if filters else self._read
         result = read(topic_name, queue_id, offset, count, self._bytes(header), accept)
         if result.status is ReadStatus.FOUND:
@@ -326,23 +326,25 @@ class PullHandlers:
         result: ReadResult | None = None
         alone: dict[Connection, None] = {}
         for pull in pulls:
-            if self._spent > FILTER_WORK and not last and type(pull.accept) is RecordFilter:
+            unread = self._spent > FILTER_WORK and type(pull.accept) is RecordFilter
+            if unread and not last:
                 self._defer(pull)
                 continue
             waiting: _Waiting = pull.request
             header = waiting.header
             count, size = self._count(waiting.command, header), self._bytes(header)
             wanted = (pull.queue, pull.scanned, count, size, pull.accept)
-            if result is None or wanted != seen:
+            if unread:
+                result, seen = self._unread(header.topic, header.queue_id, pull.scanned), None
+            elif result is None or wanted != seen:
                 read = self._select if type(pull.accept) is RecordFilter else self._read
                 try:
                     result = read(header.topic, header.queue_id, pull.scanned, count, size, pull.accept)
                     # Many may have come at once: what waits must have been looked at up to the end.
-                    words = pull.accept.tokens if type(pull.accept) is RecordFilter else 0
                     while (
                         result.status is ReadStatus.NO_MATCHED_MESSAGE
                         and result.next_offset < result.max_offset
-                        and (result.next_offset - pull.scanned) * words <= FILTER_WORK  # else its client goes on
+                        and (read == self._read or self._spent <= FILTER_WORK)  # else its client goes on
                     ):
                         result = read(header.topic, header.queue_id, result.next_offset, count, size, pull.accept)
                 except (RocketError, OSError) as error:
@@ -403,18 +405,21 @@ class PullHandlers:
         max_bytes: int,
         accept: Callable[[int], bool] | None,
     ) -> ReadResult:
-        """``store.read`` for a filter that must see the messages: looks at SCAN of them, or fewer if they are large."""
+        """``store.read`` for a filter that must see the messages, and what it takes of this turn."""
         assert isinstance(accept, RecordFilter)
-        scan = min(max(SCAN, max_messages), max(1, FILTER_WORK // accept.tokens))
-        found = self._read(topic, queue_id, offset, scan, self._max_bytes)
-        if found.status is not ReadStatus.FOUND:
-            return found
-        data, taken, seen = accept.select(found.data, max_messages, max_bytes)
+        result, took = read_filtered(
+            self._store, topic, queue_id, offset, max_messages, max_bytes, accept,
+            work=FILTER_WORK // 2, scan_bytes=self._max_bytes,
+        )  # fmt: skip
         if not self._spent:
             self._loop.call_soon(self._rest)
-        self._spent += seen * accept.tokens
-        status = ReadStatus.FOUND if taken else ReadStatus.NO_MATCHED_MESSAGE
-        return ReadResult(status, (data,), offset + seen, found.min_offset, found.max_offset, taken)
+        self._spent += took
+        return result
+
+    def _unread(self, topic: str, queue_id: int, offset: int) -> ReadResult:
+        """Nothing, and more to look at: others have had this turn."""
+        low, high = self._store.min_offset(topic, queue_id), self._end(topic, queue_id)
+        return ReadResult(ReadStatus.NO_MATCHED_MESSAGE, (), offset, low, high, 0)
 
     def _rest(self) -> None:
         self._spent = 0
@@ -426,19 +431,6 @@ class PullHandlers:
     def _bytes(self, header: PullMessageRequestHeader) -> int:
         asked = header.max_msg_bytes
         return min(asked, self._max_bytes) if asked else self._max_bytes
-
-    def read(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        max_messages: int,
-        max_bytes: int,
-        accept: Callable[[int], bool] | None,
-    ) -> ReadResult:
-        """``store.read`` for any filter of a subscription."""
-        read = self._select if type(accept) is RecordFilter else self._read
-        return read(topic, queue_id, offset, max_messages, max_bytes, accept)
 
     def _parse(self, header: PullMessageRequestHeader) -> Subscription | Refusal:
         if header.sys_flag & PULL_CLASS_FILTER:
