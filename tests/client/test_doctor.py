@@ -163,7 +163,6 @@ async def test_a_broker_that_takes_connections_and_says_nothing(mq: Embedded) ->
 
     silent = await asyncio.start_server(hang, "127.0.0.1")
     port = silent.sockets[0].getsockname()[1]
-    hurried = ClientConfig(nameservers=mq.nameservers, remoting=RemotingConfig(request_timeout=0.3))
     peer = await Peer.connect(mq.nameserver.port)
     body = encode_body(
         RegisterBrokerBody(DataVersion(1, 1), [TopicConfig("there", 1, 1), TopicConfig("here", 1, 1)]), JSON
@@ -171,9 +170,13 @@ async def test_a_broker_that_takes_connections_and_says_nothing(mq: Embedded) ->
     header = RegisterBrokerRequestHeader("hung", f"127.0.0.1:{port}", mq.config.cluster, "", 0)
     assert (await peer.call(103, header, body)).code == 0
     try:
-        async with Admin(config=hurried) as admin:
-            findings = {(each.check, each.about): each async for each in admin.doctor()}
-            members = await admin.groups.members("billing")
+        for patience in (0.3, 5.0):  # the other one answers by then, unless the machine is busy
+            hurried = ClientConfig(nameservers=mq.nameservers, remoting=RemotingConfig(request_timeout=patience))
+            async with Admin(config=hurried) as admin:
+                findings = {(each.check, each.about): each async for each in admin.doctor()}
+                members = await admin.groups.members("billing")
+            if ("disk", "broker-a") in findings and len(members.missing) == 1:
+                break
         found = findings["broker", "hung"]
         assert found.level == "error" and "did not answer request code 28" in found.finding
         assert "does it hang" in found.advice and ("disk", "broker-a") in findings

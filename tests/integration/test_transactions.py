@@ -97,6 +97,7 @@ async def test_a_payment_that_fails_leaves_no_message(mq: Embedded, until: Until
         async with txp.transaction("payments", b"43 EUR", keys=["p-2"]) as tx:
             await db.mark_paid("p-2", tx.id)
         await until(lambda: len(shipping.seen) == 1)
+        db.asked.clear()  # where the machine is busy, a block may have lasted longer than the broker waits
         async with txp.transaction("payments", b"44 EUR", keys=["p-3"]) as tx:
             tx.leave_unknown()
         await until(lambda: bool(db.asked))  # the oldest open one first
@@ -112,7 +113,7 @@ async def test_the_broker_asks_for_what_was_left_open(mq: Embedded, until: Until
             tx.leave_unknown()  # as if the commit had been lost on its way
         await until(lambda: len(shipping.seen) == 1)
     assert shipping.seen[0].body == b"42 EUR"
-    assert db.asked == ["p-1"]
+    assert set(db.asked) == {"p-1"}  # once more, if the answer takes longer than the broker waits
 
 
 async def test_another_producer_of_the_group_answers_for_one_that_died(mq: Embedded, until: Until) -> None:

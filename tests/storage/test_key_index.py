@@ -96,7 +96,7 @@ async def test_a_lookup_ends_although_messages_come_as_fast_as_they_are_indexed(
         return await step(records)
 
     store.keys._step = slow  # type: ignore[method-assign]  # what is indexed comes again meanwhile
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert await found(store, "k") == [b"one"]
     await store.close()
 
