@@ -156,11 +156,11 @@ def run(place: Path) -> dict[str, tuple[float, float]]:
                 attack(dial)
             except OSError:
                 pass  # it hung up on us
-            ask(server.broker, 30, {"topic": "TBW102", "queueId": "0"}, timeout=30)  # it has read what came before
+            ask(server.broker, 30, {"topic": "TBW102", "queueId": "0"}, timeout=200)  # it has read what came before
             during = rss(pid)
             for link in links:
                 link.close()
-            assert ask(server.broker, 30, {"topic": "TBW102", "queueId": "0"}, timeout=30)[0] == 0
+            assert ask(server.broker, 30, {"topic": "TBW102", "queueId": "0"}, timeout=200)[0] == 0
             found[attack.__name__] = during, rss(pid)
     return found
 

@@ -31,7 +31,7 @@ async def relay(url: str, nameserver: str) -> None:
 
     engine = create_async_engine(url)
     async with Producer("p", nameservers=nameserver, config=ProducerConfig(idempotent=True)) as producer:
-        await OUTBOX.relay(engine, producer, batch=16, interval=0.01)
+        await OUTBOX.relay(engine, producer, batch=4, interval=0.01)
 
 
 async def left(url: str) -> int:
@@ -70,7 +70,7 @@ async def test_killed_relays(url: str, tmp_path: Path) -> None:
                 "import sys, aiorocket, tests.harness.test_outbox as it; aiorocket.run(it.relay(*sys.argv[1:]))",
                 url, mq.nameserver_address, cwd=Path(__file__).parents[2],
             )  # fmt: skip
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(250):
                 while (now := await left(url)) == seen and child.returncode is None:  # until it is at work
                     await asyncio.sleep(0.005)
             seen = now
