@@ -24,6 +24,8 @@ class Chaos:
         self.mode: Mode = "calm"
         #: How often a connection was cut or half-closed, or swallowed something.
         self.harm = 0
+        #: Pieces of what clients said that came here.
+        self.heard = 0
         self._target = target
         self._random = random.Random(seed)
         self._calm = asyncio.Event()
@@ -81,6 +83,7 @@ class Chaos:
         draw = self._random.random
         while data := await reader.read(65536):
             mode = self.mode
+            self.heard += late is not None
             if mode == "delay":
                 await asyncio.sleep(0.02 + 0.2 * draw())
             elif mode == "fragments":

@@ -24,6 +24,7 @@ public class Steady {
         AtomicInteger failed = new AtomicInteger();
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer("steady-consumer");
         consumer.setNamesrvAddr(args[0]);
+        consumer.setMqClientApiTimeout(30_000);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.subscribe(topic, "*");
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
@@ -35,6 +36,7 @@ public class Steady {
         consumer.start();
         DefaultMQProducer producer = new DefaultMQProducer("steady-producer");
         producer.setNamesrvAddr(args[0]);
+        producer.setMqClientApiTimeout(30_000);
         producer.setSendMsgTimeout(2_000);
         producer.start();
         Thread[] threads = new Thread[4];
