@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
 
 HERE = Path(__file__).resolve().parent
 COUNT = 8
-UPDATE_AND_CREATE_TOPIC, GET_ROUTEINFO_BY_TOPIC = 17, 105
+UPDATE_AND_CREATE_TOPIC, GET_ROUTEINFO_BY_TOPIC, GET_MAX_OFFSET = 17, 105, 30
 #: Of a feature that no line of the program is about.
 UNSAID = {"works": False, "why": "the program ended before, or never began: the first test of its features says why"}
 
@@ -102,6 +102,12 @@ def create(server: Server, topic: str) -> None:
     assert ask(server.nameserver, GET_ROUTEINFO_BY_TOPIC, {"topic": topic})[0] == 0
 
 
+def stored(server: Server, topic: str) -> list[str]:
+    """How many messages the broker has in each of the four queues, or the code that it answers with."""
+    asked = [ask(server.broker, GET_MAX_OFFSET, {"topic": topic, "queueId": str(number)}) for number in range(4)]
+    return [fields["offset"] if code == 0 else f"code {code}" for code, fields, _ in asked]
+
+
 @pytest.mark.parametrize("client", ["go", "cpp", "node"])
 async def test_send_and_consume_by_tag(
     client: str, ours: Server, request: pytest.FixtureRequest, tmp_path: Path
@@ -110,14 +116,14 @@ async def test_send_and_consume_by_tag(
     topic = f"tags-{client}"
     create(ours, topic)
 
-    sent = await run(command, tmp_path, "send", ours.nameserver, topic, "m", str(COUNT), limit=60)
+    sent = await run(command, tmp_path, "send", ours.nameserver, topic, "m", str(COUNT), limit=120)
     assert all(one["status"] in (0, "SEND_OK") for one in sent)
     wanted = {f"m-{number}" for number in range(0, COUNT, 2)}
     if client != "node":  # whose client has no batches
         wanted.add("m-batch-0")
 
-    arguments = ("consume", ours.nameserver, topic, f"group-{client}", "even||other", str(len(wanted)), "120")
-    messages = await run(command, tmp_path, *arguments, limit=150)
+    arguments = ("consume", ours.nameserver, topic, f"group-{client}", "even||other", str(len(wanted)), "240")
+    messages = await run(command, tmp_path, *arguments, limit=300)
     (failed,) = [one["body"] for one in messages if one["failed"]]
     consumed = {one["body"]: one for one in messages if not one["failed"]}
     assert consumed.keys() == wanted
@@ -151,7 +157,9 @@ async def test_feature(
         for name in OFFERED[client]:
             create(ours, f"f-{client}-{name}")
         create(ours, f"space%f-{client}-namespace")
-        facts = await run(command, tmp_path, "features", ours.nameserver, ours.broker, f"f-{client}", limit=150)
+        facts = await run(command, tmp_path, "features", ours.nameserver, ours.broker, f"f-{client}", limit=400)
         said[client] = {fact["name"]: fact for fact in facts}
     one = said[client].get(feature, UNSAID)
-    assert one["works"], one["why"]
+    topic = f"f-{client}-{feature}"
+    # What the broker does not have its sender lost; what it has was not consumed.
+    assert one["works"], f"{one['why']}; the broker has {stored(ours, topic)} in the queues of {topic}"

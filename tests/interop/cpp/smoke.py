@@ -21,8 +21,12 @@ import time
 from typing import Any
 
 # Installed only where .ci/run builds this client, and without types.
-from rocketmq.client import Message, Producer, PushConsumer  # type: ignore[import-untyped, import-not-found, unused-ignore]
+from rocketmq.client import Message, Producer, PushConsumer, RecvMessage  # type: ignore[import-untyped, import-not-found, unused-ignore]
 from rocketmq.exceptions import RocketMQException  # type: ignore[import-untyped, import-not-found, unused-ignore]
+from rocketmq.ffi import dll  # type: ignore[import-untyped, import-not-found, unused-ignore]
+
+#: What a listener returns to the library.
+CONSUME_SUCCESS, RECONSUME_LATER = 0, 1
 
 _lock = threading.Lock()
 
@@ -68,8 +72,9 @@ def consume(nameserver: str, topic: str, group: str, tag: str, count: int, limit
     complete = threading.Event()
     failed = False
 
-    def on_message(received: Any) -> None:
+    def on_message(_: int, handle: int) -> int:
         nonlocal failed
+        received = RecvMessage(handle)
         body = received.body.decode()
         with _lock:
             fail, failed = not failed, True
@@ -81,15 +86,18 @@ def consume(nameserver: str, topic: str, group: str, tag: str, count: int, limit
             properties={name: value.decode() for name, value in values.items() if value},
         )  # fmt: skip
         if fail:
-            raise RuntimeError("this delivery fails on purpose")
+            return RECONSUME_LATER
         consumed.add(body)
         if len(consumed) == count:
             complete.set()
+        return CONSUME_SUCCESS
 
     receiver = signing(PushConsumer(group))
     receiver.set_namesrv_addr(nameserver)
     receiver.set_thread_count(2)
-    receiver.subscribe(topic, on_message, tag)
+    # Not by its subscribe(): where a listener raises, that returns nothing certain to the library.
+    dll.Subscribe(receiver._handle, topic.encode(), tag.encode())
+    receiver._register_callback(on_message)
     receiver.start()
     if not complete.wait(limit):
         print(f"only {len(consumed)} of {count} after {limit:g} s", file=sys.stderr, flush=True)

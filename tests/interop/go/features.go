@@ -20,7 +20,7 @@ import (
 )
 
 // For each wait of a feature.
-const patience = 40 * time.Second
+const patience = 120 * time.Second
 
 const traceTopic = "RMQ_SYS_TRACE_TOPIC"
 
@@ -508,9 +508,11 @@ func (at servers) topics() string {
 	}
 	must(tool.CreateTopic(context.Background(), admin.WithTopicCreate(topic), admin.WithBrokerAddrCreate(at.broker)))
 	until(listed, func() string { return "it is not listed" })
-	groups, err := tool.GetAllSubscriptionGroup(context.Background(), at.broker, patience)
-	must(err)
-	check(len(groups.SubscriptionGroupTable) > 0, "no groups")
+	until(func() bool { // a group is there when its first member has come
+		groups, err := tool.GetAllSubscriptionGroup(context.Background(), at.broker, patience)
+		must(err)
+		return len(groups.SubscriptionGroupTable) > 0
+	}, func() string { return "no groups" })
 	must(tool.DeleteTopic(context.Background(), admin.WithTopicDelete(topic), admin.WithBrokerAddrDelete(at.broker),
 		admin.WithNameSrvAddr([]string{at.nameserver})))
 	until(func() bool { return !listed() }, func() string { return "it is still listed" })

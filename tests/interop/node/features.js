@@ -6,7 +6,7 @@
 const assert = require('assert');
 const { Consumer, Message, Producer } = require('ali-ons');
 
-const PATIENCE = 40 * 1000; // of each wait of a feature, in milliseconds
+const PATIENCE = 120 * 1000; // of each wait of a feature, in milliseconds
 const pause = milliseconds => new Promise(resolve => setTimeout(resolve, milliseconds));
 const numbered = (first, end) => Array.from({ length: end - first }, (_, n) => `m${first + n}`);
 
@@ -32,7 +32,8 @@ class Seen {
 
 class Features {
   constructor(options, prefix) {
-    this.options = { ...options, pollNameServerInteval: 1000, rebalanceInterval: 1000 }; // for 30 s and 10 s
+    // For 30 s, 10 s and 3 s: a send that is given up is sent once more, and then there twice.
+    this.options = { ...options, pollNameServerInteval: 1000, rebalanceInterval: 1000, sendMsgTimeout: 60 * 1000 };
     this.prefix = prefix;
   }
 
