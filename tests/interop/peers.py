@@ -266,6 +266,9 @@ def apache_broker(
         "transactionTimeOut": "3000",
         "transactionCheckInterval": "5000",
         "slaveReadEnable": "false",
+        # It answers that it is busy when a send has waited for 200 ms, as it may where others use the machine too.
+        "waitTimeMillsInSendQueue": "60000",
+        "osPageCacheBusyTimeOutMills": "60000",
         # Off by default.
         "recallMessageEnable": "true",
         # The default refuses writes on machines whose disk is 75 % full, however much that leaves.

@@ -103,7 +103,7 @@ def java_of(version: str, place: Path) -> tuple[Path, Path]:
     lib = fetch_jars(version)
     command = ["javac", "-encoding", "UTF-8", "-cp", f"{lib}/*", "-d", str(place)]
     source = Path(__file__).resolve().parent / "java" / "Access.java"
-    subprocess.run([*command, str(source)], capture_output=True, timeout=120, check=True)
+    subprocess.run([*command, str(source)], capture_output=True, timeout=300, check=True)
     return lib, place
 
 
@@ -131,7 +131,7 @@ async def exchange(
         )  # fmt: skip
     run = JavaRun(f"Access of {key or 'nobody'}", process, log)
     try:
-        return (await run.finish(limit=150))[:-1]
+        return (await run.finish(limit=250))[:-1]
     finally:
         await run.end()
 
@@ -181,15 +181,15 @@ async def test_other_clients_sign_in(
     assert ask(plain.broker, 17, signed(topic_of(topic)))[0] == 0
     monkeypatch.setenv("SMOKE_ACCESS_KEY", "shop")
     monkeypatch.setenv("SMOKE_SECRET_KEY", secret)
-    sending = run(command, tmp_path, "send", plain.nameserver, topic, "m", "4", limit=60)
+    sending = run(command, tmp_path, "send", plain.nameserver, topic, "m", "4", limit=120)
     if secret != SECRETS["shop"]:
         with pytest.raises(AssertionError, match="ended before 'done'"):
             await sending
         return
     assert all(one["status"] in (0, "SEND_OK") for one in await sending)
     wanted = {"m-0", "m-2"} if client == "node" else {"m-0", "m-2", "m-batch-0"}  # Node's client has no batches
-    arguments = ("consume", plain.nameserver, topic, f"{client}-group", "even||other", str(len(wanted)), "90")
-    messages = await run(command, tmp_path, *arguments, limit=120)
+    arguments = ("consume", plain.nameserver, topic, f"{client}-group", "even||other", str(len(wanted)), "200")
+    messages = await run(command, tmp_path, *arguments, limit=250)
     assert {one["body"] for one in messages if not one["failed"]} == wanted
 
 
@@ -204,7 +204,7 @@ def mqadmin(jars: Path, server: Server, home: Path, tls: bool, *arguments: str) 
     done = subprocess.run(
         ["java", *JVM_OPTIONS, *(OVER_TLS if tls else ()), "-Xmx256m", *BRIEF, *inside(home),
          "-cp", f"{jars}/*", "org.apache.rocketmq.tools.command.MQAdminStartup", *arguments],
-        capture_output=True, text=True, timeout=60, check=False, cwd=home,
+        capture_output=True, text=True, timeout=200, check=False, cwd=home,
         env={**os.environ, "ROCKETMQ_HOME": str(home), "NAMESRV_ADDR": server.nameserver},
     )  # fmt: skip
     return done.stdout + done.stderr

@@ -106,7 +106,7 @@ async def test_signed_over_tls_everything_works(guarded: Server) -> None:
                 transactions = client.transaction_producer("guarded-tx", checker=lambda message: TxState.COMMIT)
                 async with transactions, transactions.transaction("guarded", b"committed"):
                     pass
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(150):
                     await done.wait()
         assert {name: attempts[0] for name, attempts in seen.items()} == dict.fromkeys(sent, 1)
         assert {connection.serialize_type for connection in client.session.remoting.connections} == {JSON}

@@ -26,9 +26,9 @@ from aiorocket import (
 from aiorocket.client.admin.timers import PendingTimer
 from tests.interop.peers import Server
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(400)]
 
-LIMIT = 60.0
+LIMIT = 150.0
 
 
 @pytest.fixture(params=["apache", "apache_older", "ours"])

@@ -25,12 +25,12 @@ from tests.interop.peers import (
 )
 from tests.ports import free_port
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
 
 CREATE_TOPIC, RUNTIME, MAX_OFFSET, CLUSTERS, ROUTE = 17, 28, 30, 106, 105
 QUEUES = 2
 #: A client looks for changed routes every 30 s; and a JVM's start.
-BACK = 90.0
+BACK = 200.0
 
 #: Whoever is behind by one byte is sent to the slave.
 MASTER = {"slaveReadEnable": "true", "accessMessageInMemoryMaxRatio": "0"}

@@ -14,10 +14,10 @@ import pytest
 from aiorocket import Client, ClientConfig, Consumer, ConsumerConfig, Message, Producer, UsageError
 from tests.interop.peers import Command, JavaClient, Server, ask
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(400)]
 
 CREATE_TOPIC, GET_ROUTE, QUERY_CONSUMER_OFFSET = 17, 105, 14
-LIMIT = 60.0
+LIMIT = 150.0
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:

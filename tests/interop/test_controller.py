@@ -13,7 +13,7 @@ from tests.interop.peers import Process, apache_broker, apache_nameserver, ask
 from tests.interop.test_cluster import ROUTE, Stream, listener, until
 from tests.ports import free_port
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(900)]
 
 CREATE_TOPIC, HA_STATUS = 17, 907
 TOPIC = {

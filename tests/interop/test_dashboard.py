@@ -30,7 +30,7 @@ from aiorocket_protocol import DLQ_PREFIX
 from tests.interop.peers import HERE, ROOT, JavaClient, Server, ask, our_server
 from tests.interop.test_mqadmin import ONLINE, fields
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
 
 CREATE_TOPIC = 17
 #: 20 messages in two queues, all of them consumed; ``ONLINE`` says who is there.
@@ -85,7 +85,7 @@ async def test_every_page_has_its_answer(jars: Path, tmp_path: Path) -> None:
             assert await asyncio.to_thread(online.stdout.readline) == "online\n"
             arguments = (server.nameserver, "orders", "online-group", "online-producer", "key-7")
             run = await java.start(*arguments, program="Dashboard")
-            facts = await run.finish(limit=120)
+            facts = await run.finish(limit=300)
         finally:
             await java.close()
             online.kill()
@@ -172,7 +172,7 @@ async def _length(admin: Admin, topic: str) -> int:
 
 
 async def until(look: Callable[[], Awaitable[object]], what: str) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 150
     while not await look():
-        assert time.monotonic() < deadline, f"not {what} in 60 s"
+        assert time.monotonic() < deadline, f"not {what} in 150 s"
         await asyncio.sleep(0.1)

@@ -13,7 +13,7 @@ from aiorocket.client.admin.replay import REPLAY_ID
 from aiorocket_protocol import CreateTopicRequestHeader, RequestCode
 from tests.interop.peers import Server
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(params=["apache", "ours"])
@@ -30,7 +30,7 @@ async def test_dead_letters_are_read_and_replayed_once(server: Server) -> None:
     came = asyncio.Event()
 
     async def wait_for(count: int) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(150):
             while len(seen) < count:
                 came.clear()
                 await came.wait()
@@ -47,7 +47,7 @@ async def test_dead_letters_are_read_and_replayed_once(server: Server) -> None:
     async with consumer, Admin(nameservers=nameservers) as admin:
         await wait_for(5)
         letters = admin.dlq("undertaker")
-        async with asyncio.timeout(30):  # a new topic is known to name servers a moment later
+        async with asyncio.timeout(120):  # a new topic is known to name servers a moment later
             while len(found := [each async for each in letters.messages()]) < 5:
                 await asyncio.sleep(0.2)
         assert sorted((each.body, each.origin_topic, each.tag) for each in found) == [
@@ -60,7 +60,7 @@ async def test_dead_letters_are_read_and_replayed_once(server: Server) -> None:
         assert address is not None
         hide = CreateTopicRequestHeader(letters.topic, "TBW102", 1, 1, 2, "SINGLE_TAG", False)
         await admin.client.call(address, RequestCode.UPDATE_AND_CREATE_TOPIC, hide)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while (await admin.client.route(letters.topic, refresh=True)).subscribe:
                 await asyncio.sleep(0.2)
         assert len([each async for each in letters.messages()]) == 5

@@ -14,7 +14,7 @@ from aiorocket import Consumer, ConsumerConfig, Message, Producer, PullConsumer,
 from tests.interop.peers import JavaClient, JavaRun, Server, ask
 from tests.interop.test_orderly import HANDOVER, QUEUES, create, until
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
 
 QUERY_OFFSET = 14
 Style = Literal["concurrent", "lite"]
@@ -112,7 +112,7 @@ async def divide_and_go_on(server: Server, style: Style, java: JavaClient) -> No
 
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
-        await run.leave(limit=30)
+        await run.leave(limit=HANDOVER)
         async with member():
             assert await send(producer) == {"ours"}
     assert sorted(body for _, _, body in got) == sorted(sent), "each once"

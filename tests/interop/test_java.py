@@ -37,7 +37,7 @@ class Java:
             try:
                 prefix = f"f{self.version.replace('.', '')}"
                 run = await client.start(server.nameserver, prefix, program="Features")
-                events = await run.finish(limit=150)
+                events = await run.finish(limit=300)
             finally:
                 await client.close()
             self.said[server.kind] = {event["name"]: event for event in events if event["event"] == "feature"}

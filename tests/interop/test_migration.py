@@ -25,9 +25,9 @@ from tests.interop.migration import ROWS, Row
 from tests.interop.peers import FOR_ALL, ROOT, Admin, JavaClient, apache_server, ask, wait_for_statistics
 from tests.interop.test_mqadmin import ONLINE, fields
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
 
-CREATE_TOPIC, LIMIT = 17, 60.0
+CREATE_TOPIC, LIMIT = 17, 150.0
 
 
 class Cluster(NamedTuple):

@@ -10,9 +10,9 @@ import pytest
 
 from aiorocket import Consumer, ConsumerConfig, DeadLetter, Message, PoppedMessage, Producer, Retry, SimpleConsumer
 from tests.interop.peers import Command, JavaClient, Server, ask
-from tests.interop.test_consumers import QUERY_CONSUMER_OFFSET, create, until
+from tests.interop.test_consumers import LIMIT, QUERY_CONSUMER_OFFSET, create, until
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(500)]
 
 GET_MAX_OFFSET = 30
 COUNT, QUEUES = 12, 2
@@ -54,11 +54,11 @@ def once(server: Server, attempts: list[int], wanted: int = 1) -> bool:
 async def test_javas_push_consumer_pops(server: Server, java: JavaClient, mqadmin: Command) -> None:
     topic, group = "popped-by-java", "java-poppers"
     await popping(server, mqadmin, topic, group)
-    run = await java.start("consume", server.nameserver, topic, group, str(COUNT), "p-3", "120", "asked")
-    await run.until("started", limit=60)
+    run = await java.start("consume", server.nameserver, topic, group, str(COUNT), "p-3", "240", "asked")
+    await run.until("started", limit=LIMIT)
     sender = await java.start("send", server.nameserver, topic, "p", str(COUNT))
-    await sender.finish(limit=60)
-    messages: list[dict[str, Any]] = [one for one in await run.finish(limit=150) if one["event"] == "message"]
+    await sender.finish(limit=LIMIT)
+    messages: list[dict[str, Any]] = [one for one in await run.finish(limit=300) if one["event"] == "message"]
     assert {one["body"] for one in messages if not one["failed"]} == {f"p-{number}" for number in range(COUNT)}
     assert all(one["topic"] == topic and "POP_CK" in one["properties"] for one in messages)
     first, again, *_ = (one for one in messages if one["body"] == "p-3")
@@ -137,10 +137,11 @@ async def test_our_listeners_pop_beside_javas(server: Server, java: JavaClient, 
         await until(lambda: sum(committed(server, topic, group)) == COUNT, "acknowledged")
         # Java's takes what it gets of the next; together they have all of it.
         run = await java.start("consume", server.nameserver, topic, group, str(10 * COUNT), "none", "20", "asked")
-        await run.until("started", limit=60)
+        await run.until("started", limit=LIMIT)
         sent = {f"more-{number}" for number in range(60)}
         for body in sorted(sent):
             await producer.send(topic, body.encode(), timeout=10)
-        javas = {one["body"] for one in await run.finish(limit=100) if one["event"] == "message"}
+        javas = {one["body"] for one in await run.finish(limit=LIMIT) if one["event"] == "message"}
+        # What Java's had popped and not worked at its end comes again a minute later.
         await until(lambda: javas | ours.keys() >= sent, "shared")
     assert all(once(server, attempts, 2 if body == "ours-1" else 1) for body, attempts in ours.items()), ours

@@ -20,7 +20,7 @@ from tests.interop.test_consumers import until
 from tests.interop.works import OFFERED
 from tests.ports import free_port
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
 
 COUNT = 8
 QUERY_CONSUMER_OFFSET, UPDATE_AND_CREATE_TOPIC, UPDATE_AND_CREATE_GROUP = 14, 17, 200
@@ -77,8 +77,8 @@ async def run_all(grpc: list[str], place: Path, server: Server, told: dict[str, 
         for name in OFFERED["grpc"]:
             create(server, f"grpc-{name}", f"grpc-{name}", KINDS.get(name, "NORMAL"))
         told["settle"], told["features"] = await asyncio.gather(
-            run(grpc, place, "settle", endpoints, topic, group, str(COUNT), limit=150),
-            run(grpc, place, "features", endpoints, "grpc", limit=150),
+            run(grpc, place, "settle", endpoints, topic, group, str(COUNT), limit=300),
+            run(grpc, place, "features", endpoints, "grpc", limit=300),
         )
 
         def committed() -> int:

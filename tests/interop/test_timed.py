@@ -13,7 +13,7 @@ from aiorocket import Consumer, Message, Producer
 from aiorocket.errors import RemoteError
 from tests.interop.peers import Server
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(params=["apache", "ours"])
@@ -38,7 +38,7 @@ async def test_messages_come_when_they_are_due_and_recalled_ones_do_not(server: 
             taken = await producer.send("timed", b"recalled", after=timedelta(seconds=7))
             assert taken.recall_handle is not None
             assert await producer.recall(taken.recall_handle) == taken.msg_id
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 while len(came) < 3:
                     await asyncio.sleep(0.1)
             await asyncio.sleep(6)

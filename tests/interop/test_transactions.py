@@ -30,7 +30,7 @@ async def create(server: Server, topic: str) -> None:
         "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false",
     }  # fmt: skip
     assert ask(server.broker, CREATE_TOPIC, fields)[0] == 0
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 150
     while ask(server.nameserver, GET_ROUTE, {"topic": topic})[0] != 0:
         assert time.monotonic() < deadline, f"{topic} got no route"
         await asyncio.sleep(0.2)

@@ -32,7 +32,7 @@ from rocketmq import (  # type: ignore[import-not-found, unused-ignore]
 from rocketmq.grpc_protocol import FilterType  # type: ignore[import-not-found, unused-ignore]
 
 #: Of each wait of a feature, in seconds.
-PATIENCE = 60.0
+PATIENCE = 120.0
 
 #: Nothing is shut down before the end of the process.
 _alive: list[Any] = []

@@ -29,7 +29,7 @@ from rocketmq import (  # type: ignore[import-not-found, unused-ignore]
     SimpleConsumer,
 )
 
-LIMIT, INVISIBLE, LONGER = 90, 10, 12
+LIMIT, INVISIBLE, LONGER = 120, 10, 12
 
 _lock = threading.Lock()
 

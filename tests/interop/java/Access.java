@@ -48,6 +48,7 @@ public class Access {
         CountDownLatch all = new CountDownLatch(count);
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(args[2], hook, new AllocateMessageQueueAveragely());
         consumer.setNamesrvAddr(args[0]);
+        consumer.setMqClientApiTimeout(30_000);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.subscribe(topic, "tag");
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {

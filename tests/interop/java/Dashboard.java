@@ -36,6 +36,7 @@ public class Dashboard {
         String group = args[2];
         DefaultMQAdminExt admin = new DefaultMQAdminExt(10_000);
         admin.setNamesrvAddr(args[0]);
+        admin.setMqClientApiTimeout(30_000);
         admin.setVipChannelEnabled(true);
         admin.setInstanceName("dashboard");
         admin.start();
@@ -67,6 +68,7 @@ public class Dashboard {
         say("topic send", () -> {
             DefaultMQProducer producer = new DefaultMQProducer("dashboard-producer");
             producer.setNamesrvAddr(args[0]);
+            producer.setMqClientApiTimeout(30_000);
             producer.setVipChannelEnabled(true);
             producer.setInstanceName("dashboard-sender");
             producer.start();
@@ -80,6 +82,7 @@ public class Dashboard {
         say("topic send in a transaction", () -> {
             TransactionMQProducer producer = new TransactionMQProducer("dashboard-transactions");
             producer.setNamesrvAddr(args[0]);
+            producer.setMqClientApiTimeout(30_000);
             producer.setVipChannelEnabled(true);
             producer.setInstanceName("dashboard-transactions");
             producer.setTransactionListener(new TransactionListener() {
@@ -156,6 +159,7 @@ public class Dashboard {
         say("messages of a topic", () -> {
             DefaultMQPullConsumer consumer = new DefaultMQPullConsumer("TOOLS_CONSUMER");
             consumer.setNamesrvAddr(args[0]);
+            consumer.setMqClientApiTimeout(30_000);
             consumer.setVipChannelEnabled(true);
             consumer.setInstanceName("dashboard-reader");
             consumer.start();

@@ -39,7 +39,7 @@ import org.apache.rocketmq.common.message.MessageQueue;
  * and 5.x.
  */
 public class Features {
-    private static final long LIMIT = TimeUnit.SECONDS.toMillis(40);
+    private static final long LIMIT = TimeUnit.SECONDS.toMillis(120);
     private static String nameserver;
     private static String prefix;
     private static final List<Runnable> ends = Collections.synchronizedList(new ArrayList<>());
@@ -111,6 +111,7 @@ public class Features {
 
     private static DefaultMQPushConsumer prepared(DefaultMQPushConsumer consumer, String instance) {
         consumer.setNamesrvAddr(nameserver);
+        consumer.setMqClientApiTimeout(30_000);
         consumer.setInstanceName("c-" + instance);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setPollNameServerInterval(1_000);
@@ -359,6 +360,7 @@ public class Features {
         Set<String> found = new HashSet<>();
         DefaultLitePullConsumer consumer = new DefaultLitePullConsumer("group-lite");
         consumer.setNamesrvAddr(nameserver);
+        consumer.setMqClientApiTimeout(30_000);
         consumer.setInstanceName("c-lite");
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setAutoCommit(false);

@@ -32,6 +32,7 @@ public class Members {
         Set<String> failed = ConcurrentHashMap.newKeySet();
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(arguments[3]);
         consumer.setNamesrvAddr(arguments[1]);
+        consumer.setMqClientApiTimeout(30_000);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setPollNameServerInterval(1_000);
         consumer.setSuspendCurrentQueueTimeMillis(100);
@@ -67,6 +68,7 @@ public class Members {
     private static void lite(String nameserver, String topic, String group) throws Exception {
         DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(group);
         consumer.setNamesrvAddr(nameserver);
+        consumer.setMqClientApiTimeout(30_000);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setPollNameServerInterval(1_000);
         consumer.setAutoCommit(false);

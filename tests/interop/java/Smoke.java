@@ -78,6 +78,7 @@ public class Smoke {
         CountDownLatch all = new CountDownLatch(1);
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(group);
         consumer.setNamesrvAddr(nameserver);
+        consumer.setMqClientApiTimeout(30_000);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         // The retry topic becomes routable after the first heartbeat; 30 s until the next look would be most of the test.
         consumer.setPollNameServerInterval(1_000);
