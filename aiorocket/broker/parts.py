@@ -100,7 +100,7 @@ class Parts:
             loop, env.clock, config, tables, store,
             revival=self.revival, subscription=self.pulls.subscription,
         )  # fmt: skip
-        self.repetitions = Repetitions(store, config.name, tables.sent)
+        self.repetitions = Repetitions(store, config.name, tables.sent, config.limits.repetitions)
         offsets = OffsetHandlers(tables, store, stale=locks.stale)
         halves = TransactionHandlers(env, config, store, self.checks)
         sends = SendHandlers(

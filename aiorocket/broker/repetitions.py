@@ -39,14 +39,14 @@ _TRIES, _AGAIN_AFTER = 60, 1.0
 
 
 class Repetitions:
-    """``broker`` is the name of this one. ``start()`` comes before the first send, ``close()`` before the table is
-    saved for the last time."""
+    """``broker`` is the name of this one, ``most`` its limit ``repetitions``. ``start()`` comes before the first send,
+    ``close()`` before the table is saved for the last time."""
 
-    def __init__(self, store: MessageStore, broker: str, table: SentTable) -> None:
+    def __init__(self, store: MessageStore, broker: str, table: SentTable, most: int) -> None:
         self._store = store
         self._broker = broker
         self._table = table
-        self._once = SentOnce[PutResult](self._stored)
+        self._once = SentOnce[PutResult](self._stored, most)
         self._closed = False
 
     async def start(self, topics: Iterable[Topic], first: Callable[[], None]) -> None:

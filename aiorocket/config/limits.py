@@ -67,6 +67,8 @@ class Limits:
     #: Messages of idempotent producers that are known, lest a repeated one is stored twice: those of who was quiet
     #: longest are forgotten above it.
     sent_once: int = 65_536
+    #: Their sends that wait for an earlier attempt of the same message: a disk that stands still brings them.
+    repetitions: int = 10_000
     #: Messages in one batch.
     batch: int = 8_192
     #: Brokers (name and id) of a name server, topics of one of them, with those of retries and dead letters, and both

@@ -21,6 +21,7 @@ from aiorocket.config import BrokerConfig, Limits, NameServerConfig
 from aiorocket.nameserver import NameServer
 from aiorocket.remoting import ProcessorTable
 from aiorocket.runtime.env import memory_env
+from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket_protocol import (
     EXT_ONCE,
     JSON,
@@ -66,7 +67,7 @@ SMALL = Limits(
     filter_tags=5, filter_memory=20_000, parked_pulls=6, parked_per_queue=4, popped=4, modes=3, deliveries=3,
     client_id=20, batch=10, attributes=1_000, parked_pops=6, parked_pops_per_group=4, pops_under_way=4, timers=3,
     transactions=3, queues=2_000, brokers=3, broker_topics=4, routes=7, key_values=2_000, route_queues=100,
-    users=3, rights=4, sent_once=8,
+    users=3, rights=4, sent_once=8, repetitions=3,
 )  # fmt: skip
 #: A limit -> a program that goes on until it is refused, and says by which answer.
 ATTACKS: dict[str, Callable[[int], Awaitable[str]]] = {}
@@ -411,6 +412,25 @@ async def sent_once(count: int) -> str:
         assert server._parts is not None
         assert len(server._parts.repetitions._table) == SMALL.sent_once
         return "sent_once=8"
+
+
+@attack
+async def repetitions(count: int) -> str:
+    async with broker() as (server, peer):
+        await peer.create_topic("T")
+        assert server.parts is not None
+        unique = f"{0:032X}"
+        once = server.parts.repetitions._once
+        first = once.begin("T", 0, unique, lambda result: None)
+        assert callable(first)
+        for _ in range(count):
+            await peer.ask(310, send_header(properties=f"UNIQ_KEY\x01{unique}\x02"), b"x", **{EXT_ONCE: "broker-a"})
+        answers = [await peer.answer() for _ in range(count - SMALL.repetitions)]
+        assert {answer.code for answer in answers} == {1}
+        first(PutResult(PutStatus.OK, 0, 7, 0))  # and those that wait are answered
+        waited = [await peer.answer() for _ in range(SMALL.repetitions)]
+        assert {answer.read(SendMessageResponseHeader).queue_offset for answer in waited} == {7}
+        return answers[0].remark or ""
 
 
 @attack

@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiorocket.broker import Broker
+from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.sent_once import PER_PRODUCER, SentOnce, SentTable
 from aiorocket.broker.core.turns import whole
 from aiorocket.broker.repetitions import Repetitions
 from aiorocket.config import Limits, ProducerConfig
 from aiorocket.config.server import Flush
-from aiorocket.errors import StoreError, UsageError
+from aiorocket.errors import UsageError
 from aiorocket.model import SendReceipt
 from aiorocket.storage.written import WrittenLog
 from aiorocket.testing import SimCluster, Simulation, simulate
@@ -40,6 +41,7 @@ def test_all_attempts_of_a_message_get_the_answer_of_the_first() -> None:
     first = once.begin("t", 0, "new", told.append)
     assert first is not None and once.begin("t", 0, "new", told.append) is None
     assert once.begin("t", 1, "new", told.append) is not None  # another queue
+    assert callable(first)
     first(8)
     assert told == [7, 8, 8]
     stored["t", 0, "new"] = 8
@@ -54,16 +56,17 @@ def key(producer: str, number: int) -> str:
 
 
 def test_so_many_repetitions_wait_and_no_more() -> None:
-    once = SentOnce[int](lambda *place: None)
+    once = SentOnce[int](lambda *place: None, most=5)
     told: list[int] = []
     for _ in range(2):
         first = once.begin("t", 0, "new", told.append)
         assert first is not None
-        with pytest.raises(StoreError, match="10000 repetitions wait"):
-            for _ in range(20_000):
-                once.begin("t", 0, "new", told.append)
+        answers = [once.begin("t", 0, "new", told.append) for _ in range(7)]
+        assert answers[:5] == [None] * 5 and isinstance(answers[6], Refusal)
+        assert answers[6].remark == "a repetition cannot wait: the broker's limit repetitions=5 is reached"
+        assert callable(first)
         first(1)
-        assert len(told) == 10_001
+        assert len(told) == 6
         told.clear()
 
 

@@ -14,9 +14,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, Generic, TypeVar
 
+from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.turns import A_TURN, whole
 from aiorocket.config import Limits
-from aiorocket.errors import StoreError
+from aiorocket_protocol import ResponseCode
 
 __all__ = ("PER_PRODUCER", "SentOnce", "SentTable", "producer_of")
 
@@ -24,8 +25,6 @@ __all__ = ("PER_PRODUCER", "SentOnce", "SentTable", "producer_of")
 PER_PRODUCER = 1024
 #: What of a UNIQ_KEY is the number at its producer: milliseconds and counter.
 _NUMBER = 12
-#: Repetitions that may wait for their first attempts, of all producers: a disk that stands still brings them.
-_MOST_REPEATS = 10_000
 
 R = TypeVar("R")
 #: What is answered: told to every attempt of a message when its first one has ended.
@@ -134,24 +133,26 @@ class SentTable:
 
 
 class SentOnce(Generic[R]):
-    """``stored(topic, queue id, UNIQ_KEY)`` is the result of a message that is stored, else None."""
+    """``stored(topic, queue id, UNIQ_KEY)`` is the result of a message that is stored, else None. ``most`` repetitions
+    may wait for their first attempts, of all producers."""
 
-    def __init__(self, stored: Callable[[str, int, str], R | None]) -> None:
+    def __init__(self, stored: Callable[[str, int, str], R | None], most: int = Limits().repetitions) -> None:
         self._stored = stored
+        self._most = most
         self._under_way: dict[tuple[str, int, str], list[Done[R]]] = {}
         self._repeats = 0
 
     def begin(
         self, topic: str, queue_id: int, unique: str, done: Done[R], elsewhere: tuple[str, int] | None = None
-    ) -> Done[R] | None:
+    ) -> Done[R] | Refusal | None:
         """None when the message is stored (``done`` was called with its result) or being stored (it will be), there or
-        ``elsewhere``; else what to give to the store in place of ``done``. Errors as of ``stored``; StoreError when too
-        many repetitions wait for what they repeat."""
+        ``elsewhere``; else what to give to the store in place of ``done``. Errors as of ``stored``."""
         for queue in ((topic, queue_id), elsewhere) if elsewhere else ((topic, queue_id),):
             waiting = self._under_way.get((*queue, unique))
             if waiting is not None:
-                if self._repeats >= _MOST_REPEATS:
-                    raise StoreError(f"{self._repeats} repetitions wait for what they repeat, no more may")
+                if self._repeats >= self._most:  # what it repeats may be stored, so "busy" would say too much
+                    text = f"a repetition cannot wait: the broker's limit repetitions={self._most} is reached"
+                    return Refusal(ResponseCode.SYSTEM_ERROR, text)
                 self._repeats += 1
                 waiting.append(done)
                 return None
