@@ -14,7 +14,7 @@ import aiorocket
 from aiorocket.cli.asked import asks, changes, moment, say_missing, told
 from aiorocket.cli.counts import counted
 from aiorocket.cli.options import BadInputError, broker_option, client_options
-from aiorocket.cli.running import run
+from aiorocket.cli.running import in_lines, run
 from aiorocket.cli.show import body_of, say_json, visible, when
 
 if TYPE_CHECKING:
@@ -201,7 +201,8 @@ def load(file: str, topic: str | None, config: ClientConfig) -> None:
     """Send what `message dump` or `dlq list --json` wrote: bodies, tags, keys and properties. New ids, offsets and
     times.
 
-    A line that cannot be read ends it, after the lines before it; each acknowledged message is counted.
+    A line that cannot be read or sent ends it, after the lines before it, and is named; each acknowledged message is
+    counted.
     """
 
     # Of a client and a loop, which the other commands' help needs not.
@@ -220,7 +221,10 @@ def load(file: str, topic: str | None, config: ClientConfig) -> None:
                         where, body, given = read_row(json.loads(line.body))
                     except (ValueError, TypeError, KeyError, AttributeError) as error:
                         raise BadInputError(f"line {line.number} is none of `message dump`: {error!r}") from None
-                    await client.send(topic or where, body, **given)
+                    try:
+                        await client.send(topic or where, body, **given)
+                    except aiorocket.RocketError as error:
+                        raise click.ClickException(f"line {line.number}: {in_lines(error)}") from error
                     sent += 1
         finally:  # also when a send failed, or somebody had enough
             click.echo(f"{counted(sent, 'message')} sent", err=True)

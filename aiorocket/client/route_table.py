@@ -6,9 +6,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from aiorocket.client.core.retry import remote_error
+from aiorocket.client.core.retry import NO_NAMESERVER, remote_error
 from aiorocket.client.core.routes import TopicRoute, check_route
-from aiorocket.config import DEFAULT_NAMESERVER, ClientConfig
+from aiorocket.config import ClientConfig
 from aiorocket.errors import NotConnectedError, RemoteError, RocketError, TopicNotFoundError
 from aiorocket.remoting.client import RemotingClient
 from aiorocket.runtime.tasks import TaskScope
@@ -175,16 +175,11 @@ class RouteTable:
                         refused = error
                     said.append(str(error))
             except (RocketError, ProtocolError) as error:
-                said.append(f"{address}: {error}")
+                said.append(str(error) if address in str(error) else f"{address}: {error}")
         text = f"topic {topic!r}: " + ", ".join(said)
         if unknown:
             return TopicNotFoundError(text)
         if refused is not None:
             return refused
-        self.trouble = f"no name server answers for {text}"
-        if servers == (DEFAULT_NAMESERVER,):
-            self.trouble += (
-                "; 'aiorocket standalone' starts a name server and a broker there, nameservers= or the variable "
-                "AIOROCKET_NAMESERVER names others"
-            )
+        self.trouble = f"no name server answers for {text}. {NO_NAMESERVER}"
         return NotConnectedError(self.trouble)

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from aiorocket.client.core.namespace import wrap
+from aiorocket.client.core.retry import NO_NAMESERVER
 from aiorocket.client.core.routes import TopicRoute
 from aiorocket.client.session import Session
 from aiorocket.errors import (
@@ -109,9 +110,7 @@ def no_brokers(failed: Mapping[str, Exception]) -> NotConnectedError:
     if any(isinstance(error, RemoteError) and error.code == ResponseCode.NO_PERMISSION for error in failed.values()):
         advice = "Sign in with the keys of a user who may look at the cluster (--credentials, access_key=)"
     else:
-        advice = (
-            "Does one run there (`aiorocket standalone` starts one), or are others meant (--nameserver, nameservers=)?"
-        )
+        advice = NO_NAMESERVER
     return NotConnectedError(
         f"no name server says which brokers there are: {text}{'' if text.endswith('?') else '.'} {advice}"
     )

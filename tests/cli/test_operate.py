@@ -248,10 +248,13 @@ def test_a_dry_run_says_that_it_was_one(ask: Run) -> None:
 
 def test_an_error_names_the_next_step(ask: Run) -> None:
     nobody = "127.0.0.1:1"
-    alone = CliRunner().invoke(cli, ["topic", "list", "--nameserver", nobody])
-    assert (
-        alone.exit_code == 1 and alone.output.count(nobody) == 1 and "`aiorocket standalone` starts one" in alone.output
-    )
+    for command in (
+        "topic list", "topic route t", "topic delete t --yes", "message dump t", "group lag g", "cluster write b off",
+        "cluster names config", "cluster names values s", "cluster names put s k v",
+    ):  # fmt: skip
+        alone = CliRunner().invoke(cli, [*command.split(), "--nameserver", nobody])
+        assert alone.exit_code == 1 and alone.output.count(nobody) == 1, alone.output
+        assert "`aiorocket standalone` starts one" in alone.output, alone.output
     # Who says where a broker is needs no word about addresses that brokers register.
     given = ask("topic", "list", "--broker", nobody)
     assert given.exit_code == 1 and "refused" in given.output and "address_map" not in given.output
@@ -288,6 +291,11 @@ def test_messages_go_to_lines_and_come_back(server: RocketMQServer, ask: Run, tm
     (tmp_path / "bad").write_text(dumped.stdout.splitlines()[0] + "\n{}\n", encoding="utf-8")
     half = ask("message", "load", str(tmp_path / "bad"), "--topic", "copies")
     assert half.exit_code == 2 and "1 message sent" in half.stderr and "line 2 is none of" in half.stderr
+    rows = [json.loads(line) for line in dumped.stdout.splitlines()]
+    rows[1]["topic"] = "SCHEDULE_TOPIC_XXXX"  # which a broker lets nobody send to
+    (tmp_path / "refused").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    refused = ask("message", "load", str(tmp_path / "refused"))
+    assert refused.exit_code == 1 and "1 message sent" in refused.stderr and "Error: line 2: " in refused.stderr
 
 
 def test_name_servers_keep_settings_and_key_values(ask: Run) -> None:

@@ -6,6 +6,8 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -342,6 +344,32 @@ async def test_within_a_namespace(mq: Embedded) -> None:
         plan = await admin.offsets.plan("billing", "orders", "last")
         await admin.offsets.apply(plan)
         assert [(each.topic, each.lag) for each in await admin.groups.lag("billing", "orders")] == [("orders", 0)]
+
+
+async def test_what_is_in_no_namespace_or_another_one_is_not_in_this_one(mq: Embedded) -> None:
+    """``mq`` has a topic "orders" of no namespace: by that name this namespace has none."""
+    async with Admin(nameservers=mq.nameservers) as everywhere:
+        await everywhere.topics.create("other%orders", 1)
+        for group in ("billing", "other%billing"):
+            await everywhere.groups.create(group)
+            await everywhere.offsets.apply(await everywhere.offsets.plan(group, "orders", "first"))
+        async with mq.producer("p") as producer:
+            await producer.send("orders", b"x")
+            await producer.send("orders", b"x", after=timedelta(minutes=10))
+        assert {each.group for each in await everywhere.groups.all()} >= {"billing", "other%billing"}
+        assert {"billing", "other%billing"} <= (await everywhere.groups.lags()).keys()
+        assert len(await everywhere.timers.pending()) == 1
+        assert [each.about async for each in everywhere.doctor() if each.check == "lag"] == ["billing", "other%billing"]
+    config = ClientConfig(nameservers=mq.nameservers, namespace="acme")
+    async with Admin(config=config) as admin:
+        assert not await admin.topics.all() and "orders" not in {e.topic for e in await admin.topics.all(system=True)}
+        assert not await admin.groups.all() and not await admin.groups.lags() and not await admin.timers.pending()
+        assert {each.level async for each in admin.doctor() if each.check != "disk"} == {"ok"}
+        with pytest.raises(RocketError, match="no broker knows a group 'billing'"):
+            await admin.groups.check("billing")
+    async with Admin(config=replace(config, namespace="other")) as admin:
+        assert [each.topic for each in await admin.topics.all()] == ["orders"]
+        assert [each.group for each in await admin.groups.all()] == ["billing"]
 
 
 async def test_one_broker_by_its_address(mq: Embedded) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
-from aiorocket.client.core.namespace import unwrap, wrap
-from aiorocket.client.core.retry import remote_error
+from aiorocket.client.core.namespace import holds, unwrap, wrap
+from aiorocket.client.core.retry import NO_NAMESERVER, remote_error
 from aiorocket.client.core.routes import TopicRoute
 from aiorocket.client.session import Session
 from aiorocket.client.topic_admin import master_of, masters_of, no_brokers
-from aiorocket.errors import RemoteError, RocketError, UsageError
+from aiorocket.errors import NotConnectedError, RemoteError, RocketError, UsageError
 from aiorocket_protocol import (
     MASTER_ID,
     BrokerData,
@@ -83,6 +84,10 @@ class Asking:
     def shown(self, name: str) -> str:
         """As the application knows it."""
         return unwrap(self.client.config.namespace, name)
+
+    def holds(self, wire: str) -> bool:
+        """Is the topic or group, by its name on the wire, in the namespace?"""
+        return holds(self.client.config.namespace, wire)
 
     # ---- whom
 
@@ -191,7 +196,28 @@ class Asking:
 
     async def each_nameserver(self, ask: Callable[[str], Awaitable[list[T]]]) -> Answers[T]:
         """The same of every name server."""
-        return await gathered([(each, ask(each)) for each in self.client.config.nameservers])
+
+        async def one(nameserver: str) -> list[T]:
+            with advised():
+                return await ask(nameserver)
+
+        return await gathered([(each, one(each)) for each in self.client.config.nameservers])
+
+    async def first_nameserver(
+        self, code: int, header: tuple[Any, ...] | None = None, *, accept: Iterable[int] = ()
+    ) -> RemotingCommand:
+        """The answer of the first one that is named."""
+        with advised():
+            return await self.call(self.client.config.nameservers[0], code, header, accept=accept)
+
+
+@contextmanager
+def advised() -> Iterator[None]:
+    """A name server that is not reached is NotConnectedError with what to do."""
+    try:
+        yield
+    except NotConnectedError as error:
+        raise NotConnectedError(f"{error}. {NO_NAMESERVER}") from None
 
 
 async def gathered(asked: Sequence[tuple[str, Awaitable[list[T]]]]) -> Answers[T]:

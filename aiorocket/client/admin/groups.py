@@ -110,10 +110,11 @@ class Groups:
         self._ask = asking
 
     async def all(self, *, cluster: str | None = None) -> Answers[GroupInfo]:
-        """Every group on every master."""
+        """Every group of the namespace on every master."""
 
         async def ask(broker: Broker) -> list[GroupInfo]:
-            return [_info(self._ask.shown(name), broker, row) for name, row in (await self._configs(broker)).items()]
+            known = (await self._configs(broker)).items()
+            return [_info(self._ask.shown(name), broker, row) for name, row in known if self._ask.holds(name)]
 
         answers = await self._ask.each(ask, cluster=cluster)
         answers.sort()
@@ -211,7 +212,7 @@ class Groups:
             found: list[tuple[str, QueueLag]] = []
             for groups in plain.items("consumeStatsList") if plain is not None else ():
                 for name, stats in Plain(groups, "consumeStatsList").members.items():
-                    for each in stats:
+                    for each in stats if self._ask.holds(str(name)) else ():
                         found += [(self._ask.shown(str(name)), lag) for lag in self._lags(Plain(each, "stats"))]
             return found
 

@@ -32,8 +32,9 @@ class NameServers:
 
     async def config(self, nameserver: str | None = None) -> dict[str, str]:
         """The settings of one, under RocketMQ's names."""
-        at = self._ask.client.config.nameservers[0] if nameserver is None else nameserver
-        return decode_configuration((await self._ask.call(at, RequestCode.GET_NAMESRV_CONFIG)).body)
+        code = RequestCode.GET_NAMESRV_CONFIG
+        asked = self._ask.first_nameserver(code) if nameserver is None else self._ask.call(nameserver, code)
+        return decode_configuration((await asked).body)
 
     async def set_config(self, values: Mapping[str, str]) -> Answers[str]:
         """Change settings while they run."""
@@ -47,15 +48,13 @@ class NameServers:
 
     async def values(self, namespace: str) -> dict[str, str]:
         """All key-values of a namespace of the KV configuration."""
-        at = self._ask.client.config.nameservers[0]
         header = GetKVListByNamespaceRequestHeader(namespace)
-        answer = await self._ask.call(at, RequestCode.GET_KVLIST_BY_NAMESPACE, header, accept=_NONE)
+        answer = await self._ask.first_nameserver(RequestCode.GET_KVLIST_BY_NAMESPACE, header, accept=_NONE)
         return {} if answer.code else decode_body(KVTable, answer.body, answer.serialize_type).table
 
     async def get(self, namespace: str, key: str) -> str | None:
-        at = self._ask.client.config.nameservers[0]
         header = GetKVConfigRequestHeader(namespace, key)
-        answer = await self._ask.call(at, RequestCode.GET_KV_CONFIG, header, accept=_NONE)
+        answer = await self._ask.first_nameserver(RequestCode.GET_KV_CONFIG, header, accept=_NONE)
         return None if answer.code else answer.read(GetKVConfigResponseHeader).value
 
     async def put(self, namespace: str, key: str, value: str) -> Answers[str]:

@@ -92,7 +92,7 @@ class Pops:
                 await self._read_timers(broker, newest, now, out)
             pops: dict[Checkpoint, list[int]] = {}
             for (name, member, number), taken in out.items():
-                if wanted in (None, member):
+                if wanted in (None, member) and self._ask.holds(member):
                     names = self._ask.shown(name), self._ask.shown(member), broker.name, number
                     for offset, (popped, invisible) in taken.items():
                         pops.setdefault(Checkpoint(*names, popped, popped + invisible, ()), []).append(offset)

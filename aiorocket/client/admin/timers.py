@@ -69,10 +69,11 @@ class Timers:
                     found.pop(recalled.rpartition("+")[2], None)
                     continue
                 due = values.get(PROPERTY_TIMER_OUT_MS, "")
-                if due.isascii() and due.isdigit() and now < int(due) < 1 << 63:
+                topic = values.get(PROPERTY_REAL_TOPIC, "")
+                if due.isascii() and due.isdigit() and now < int(due) < 1 << 63 and self._ask.holds(topic):
                     # One that waits long is stored again on its way: the last copy counts.
                     found[message.msg_id] = PendingTimer(
-                        int(due), self._ask.shown(values.get(PROPERTY_REAL_TOPIC, "")), broker.name,
+                        int(due), self._ask.shown(topic), broker.name,
                         message.queue_offset, message.store_timestamp, message.msg_id, message.tag,
                         tuple(message.keys), len(message.raw_body),
                     )  # fmt: skip

@@ -86,7 +86,7 @@ class Topics:
         self._ask = asking
 
     async def all(self, *, system: bool = False, cluster: str | None = None) -> Answers[TopicInfo]:
-        """Every topic on every master; with ``system`` also those of brokers and groups themselves."""
+        """Every topic of the namespace on every master; with ``system`` also those of brokers and groups themselves."""
 
         async def ask(broker: Broker) -> list[TopicInfo]:
             hidden: set[str] = set()
@@ -94,7 +94,8 @@ class Topics:
                 code = RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER
                 answer = await self._ask.call(broker.address, code)
                 hidden = set(decode_body(TopicListBody, answer.body, answer.serialize_type).topics)
-            found = [_info(self._ask.shown(each.topic_name), broker, each) for each in await self._configs(broker)]
+            own = [each for each in await self._configs(broker) if self._ask.holds(each.topic_name)]
+            found = [_info(self._ask.shown(each.topic_name), broker, each) for each in own]
             return [each for each in found if system or not (each.topic in hidden or each.topic.startswith(_MADE))]
 
         answers = await self._ask.each(ask, cluster=cluster)

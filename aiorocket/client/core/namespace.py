@@ -10,7 +10,7 @@ from typing import Final
 
 from aiorocket_protocol import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_GROUP_PREFIX, SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
 
-__all__ = ("unwrap", "wrap")
+__all__ = ("holds", "unwrap", "wrap")
 
 _SEPARATOR = "%"
 _OUTER: Final = (RETRY_PREFIX, DLQ_PREFIX)
@@ -34,6 +34,11 @@ def wrap(namespace: str, name: str) -> str:
     outer, rest = _split(name)
     own = namespace + _SEPARATOR
     return name if rest.startswith(own) else outer + own + rest
+
+
+def holds(namespace: str, name: str) -> bool:
+    """Is the topic or group that is called so on the wire one of the namespace? Those of the cluster are in each."""
+    return wrap(namespace, name) == name
 
 
 def unwrap(namespace: str, name: str) -> str:

@@ -93,6 +93,13 @@ def remote_error(code: int, remark: str | None, *, request: str, address: str) -
     return kind(code, remark, request=request, address=address)
 
 
+#: What to do when no name server answers.
+NO_NAMESERVER = (
+    "Does one run there (`aiorocket standalone` starts one), or are others meant (--nameserver, nameservers=, "
+    "AIOROCKET_NAMESERVER)?"
+)
+
+
 def unreached(address: str, cause: str, *, known: bool) -> NotConnectedError:
     """The error of a connection that was not made; an empty ``cause`` is time. One to an address that is not ``known``,
     neither given by the user nor ever reached, may be at another place from here."""
