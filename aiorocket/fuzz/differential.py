@@ -118,7 +118,7 @@ async def compare(
         async with asyncio.TaskGroup() as side_by_side:
             for _ in range(connections):
                 side_by_side.create_task(run.sessions(requests, end, progress))
-    except* OSError as errors:
+    except ExceptionGroup as errors:  # not except*, where Python 3.11.2 puts the one into a group again
         raise errors.exceptions[0] from None
     return run.compared
 

@@ -140,7 +140,7 @@ def test_the_variable_of_the_command_line_counts_here_too(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("address", [DEFAULT_NAMESERVER, "127.0.0.1:1"])
-async def test_nobody_at_the_default_address(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+async def test_nobody_at_an_address_of_name_servers(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     monkeypatch.delenv("AIOROCKET_NAMESERVER", raising=False)
 
     class Refusing:
@@ -151,8 +151,8 @@ async def test_nobody_at_the_default_address(monkeypatch: pytest.MonkeyPatch, ad
     table = RouteTable(config, Refusing())  # type: ignore[arg-type]  # a machine may have a server at 9876
     with pytest.raises(NotConnectedError, match="Connection refused") as caught:
         await table.get("orders")
-    hint = "'aiorocket standalone'" in str(caught.value) and "AIOROCKET_NAMESERVER" in str(caught.value)
-    assert hint == (address == DEFAULT_NAMESERVER)
+    said = str(caught.value)
+    assert said.count(address) == 1 and "`aiorocket standalone`" in said and "AIOROCKET_NAMESERVER" in said
     await table.close()
 
 

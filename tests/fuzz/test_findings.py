@@ -333,6 +333,25 @@ def test_a_comparison_of_slow_servers_ends_when_its_time_is_over() -> None:
     assert requests >= 8 * 6 and 60 < took < 60 + 4 * 10
 
 
+def test_a_server_that_ends_during_a_comparison_is_an_error_of_the_network() -> None:
+    async def main(sim: Simulation) -> None:
+        asked = 0
+
+        def mortal(request: RemotingCommand) -> list[RemotingCommand | bytes]:
+            nonlocal asked
+            asked += 1
+            if asked == 30:
+                second.close()
+            return [RemotingCommand(3, request.opaque, 1)] if asked < 30 else [b"\xff" * 8]
+
+        (one, first), (two, second) = await serve(Kept()), await serve(mortal, 9877)
+        with pytest.raises(ConnectionError):
+            await compare((one, two), "nameserver", now=1, codes=(30,), connections=2, loop_time=sim.loop.time)
+        first.close()
+
+    simulate(main)
+
+
 def test_what_was_stored_is_asked_for_when_it_is_shown() -> None:
     """Some time after its receipt, as at Apache's."""
 
