@@ -244,7 +244,8 @@ class _Run:
 
     async def _answer(self, pair: list[Wire], at: int, drawn: Drawn, wait: float) -> RemotingCommand | None:
         """A server that is busy (flow control) has not looked at it, and is asked again. So is, once, one that hung up:
-        Apache's name server does, some time after a broker's time is over."""
+        Apache's name server does, some time after a broker's time is over; and, where that changes nothing, one that
+        did not answer: on a busy machine it may be late."""
         end = self._loop_time() + self._patience
         again = False
         while True:
@@ -252,7 +253,8 @@ class _Run:
             hung_up = pair[at].lost
             if hung_up:
                 pair[at] = await connect(self._servers[at], self._patience)
-            if answer is None and hung_up and not again:
+            late = wait == self._patience and drawn.code not in _CHANGES
+            if answer is None and (hung_up or late) and not again:
                 again = True
             elif answer is None or answer.code != ResponseCode.SYSTEM_BUSY or self._loop_time() > end:
                 return answer

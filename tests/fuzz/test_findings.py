@@ -333,6 +333,26 @@ def test_a_comparison_of_slow_servers_ends_when_its_time_is_over() -> None:
     assert requests >= 8 * 6 and 60 < took < 60 + 4 * 10
 
 
+def test_what_is_not_answered_once_is_asked_again_unless_it_changes_something() -> None:
+    asked: list[int] = []
+
+    def late(request: RemotingCommand) -> float:
+        asked.append(request.code)
+        return 11.0 if request.code != 106 and asked.count(request.code) == 1 else 0.0
+
+    async def main(sim: Simulation) -> Compared:
+        (one, first), (two, second) = await serve(Kept(), late=late), await serve(Kept(), 9877)
+        compared = await compare((one, two), "nameserver", now=1, requests=40, codes=(30, 105, 103),
+                                 loop_time=sim.loop.time)  # fmt: skip
+        first.close()
+        second.close()
+        return compared
+
+    compared = simulate(main)
+    assert {(case.split()[0], what) for case, what in compared.differences} == {("103", "code none/3")}
+    assert asked.count(30) + asked.count(105) == compared.requests - asked.count(103) + 2
+
+
 def test_a_server_that_ends_during_a_comparison_is_an_error_of_the_network() -> None:
     async def main(sim: Simulation) -> None:
         asked = 0
