@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 
@@ -35,6 +35,9 @@ from aiorocket.testing import broker_thread
 from tests.spark.producing import create_topic, send
 from tests.spark.servers import own_temporary
 from tests.spark.writing import stored
+
+if TYPE_CHECKING:
+    from tests.spark.driver_kills import DriverKilling
 
 _ROOT = Path(__file__).parents[2]
 _QUEUES, _ROWS = 4, 40
@@ -92,9 +95,12 @@ for line in sys.stdin:
 """
 
 
-class Killing:
+class Lake:
     """One lake that processes die on. ``store`` is its address without the last part, ``environment`` and ``conf`` what
     a process needs to reach it."""
+
+    #: What a round brings every row to.
+    kinds: tuple[str, ...] = ("archived", "decoded", "table", "restored", "once")
 
     def __init__(
         self,
@@ -109,12 +115,116 @@ class Killing:
         self.lake = f"{store}/lake"
         self.format = format
         self.sent = 0
-        self.at: Counter[str] = Counter()
         self._environment = dict(environment or {})
         self._conf = dict(conf or {})
         self._tell = tell
         for topic in ("orders", "again", "once"):
             create_topic(nameserver, topic, _QUEUES)
+
+    def send(self) -> None:
+        send(self.nameserver, "orders", [json.dumps({"id": self.sent + each}) for each in range(_ROWS)], _QUEUES)
+        self.sent += _ROWS
+
+    def check(self, *, whole: bool = False) -> dict[str, int]:
+        """Rows of each kind, each once and none left out; with ``whole`` all that were sent."""
+        found = {"archived": 0, "decoded": 0, "table": 0, "restored": 0, "once": 0}
+        folder = Folder(f"{self.lake}/archive")
+        if folder.exists("_archive.json"):
+            archive = Archive.open(f"{self.lake}/archive")
+            snapshot = archive.snapshot()
+            paths = [each.path for each in snapshot.files]
+            found["archived"] = self._each_once(folder, paths, snapshot.ranges())
+            assert found["archived"] == snapshot.rows
+            if paths:
+                found["table"] = self._of_table(archive, whole=whole)
+            for name in folder.names("_restore"):
+                noted = json.loads(folder.read(f"_restore/{name}"))
+                ids = Counter(view.properties["RESTORE_ID"] for view in stored(self.nameserver, "again"))
+                for *queue, end in noted["done"]:
+                    for offset in range(end):
+                        assert ids["@".join(map(str, (*queue, offset)))], f"{queue} {offset} is noted and not sent"
+                found["restored"] = len(ids)
+        if (table := Table.there(f"{self.lake}/decoded")) is not None:
+            state = table.snapshot()
+            paths = [each.path for each in state.files if each.part == "decoded"]
+            found["decoded"] = self._each_once(table.folder, paths, state.ranges)
+            assert found["decoded"] == state.rows_in and not state.rows("quarantine")
+            if paths and table.format == "iceberg":
+                kept = table.iceberg("decoded")
+                with closing(kept.catalog):
+                    count = len(_of_iceberg(kept))
+                assert count == found["decoded"] or not whole
+        bodies = Counter(view.body for view in stored(self.nameserver, "once"))
+        assert not [body for body, count in bodies.items() if count > 1], "rows came twice to the exactly-once sink"
+        found["once"] = len(bodies)
+        assert all(count <= self.sent for count in found.values())
+        if whole:
+            assert all(found[kind] == self.sent for kind in self.kinds), found
+        return found
+
+    def _each_once(self, folder: Folder, paths: Iterable[str], ranges: Mapping[Queue, tuple[int, int]]) -> int:
+        seen: Counter[tuple[int, int]] = Counter()
+        for path in paths:
+            with folder.filesystem.open_input_file(folder.full(path)) as stream:
+                rows = pq.ParquetFile(stream).read(columns=["queueId", "queueOffset"])
+            seen.update(zip(rows["queueId"].to_pylist(), rows["queueOffset"].to_pylist(), strict=True))
+            assert "data/" not in path or partition_of(path)[0] == "orders"
+        assert set(seen.values()) <= {1}, f"{folder.location} has rows twice"
+        due = {(queue.queue_id, offset) for queue, (begin, end) in ranges.items() for offset in range(begin, end)}
+        assert set(seen) == due and all(begin == 0 for begin, _ in ranges.values()), f"{folder.location} lacks rows"
+        return len(seen)
+
+    def _of_table(self, archive: Archive, *, whole: bool) -> int:
+        """The rows of the Delta or Iceberg table, each once; it may be a commit behind."""
+        rows: Any
+        if archive.format == "delta":
+            import deltalake
+
+            address = archive.folder.uri("data").replace("s3a://", "s3://")
+            if not deltalake.DeltaTable.is_deltatable(address):
+                return 0
+            rows = deltalake.DeltaTable(address).to_pyarrow_table(columns=["queueId", "queueOffset"])
+        elif archive.format == "iceberg":
+            table = iceberg_table(archive)
+            with closing(table.catalog):
+                rows = _of_iceberg(table)
+        else:
+            return self.sent if whole else 0
+        places = list(zip(rows["queueId"].to_pylist(), rows["queueOffset"].to_pylist(), strict=True))
+        assert len(places) == len(set(places)), "the table has rows twice"
+        return len(places)
+
+    def _process(self, stack: ExitStack, *command: str) -> subprocess.Popen[str]:
+        """A process of Python that ends with ``stack``."""
+        log = stack.enter_context(tempfile.TemporaryFile("w+"))  # noqa: SIM115 - the stack closes it
+        paths = os.pathsep.join([str(_ROOT), str(_ROOT / "protocol"), str(_ROOT / "aiorocket/spark/autoload")])
+        process = subprocess.Popen(
+            [sys.executable, *command],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True,
+            env={**os.environ, **stack.enter_context(own_temporary()), **self._environment, "PYTHONPATH": paths},
+        )  # fmt: skip
+        process.log = log  # type: ignore[attr-defined]
+        stack.callback(_end, process)
+        return process
+
+    def _line(self, process: subprocess.Popen[str]) -> str:
+        """The next one; nothing when it has ended."""
+        assert process.stdout is not None
+        return process.stdout.readline().strip()
+
+    def _say(self, process: subprocess.Popen[str], word: str) -> None:
+        assert process.stdin is not None
+        process.stdin.write(f"{word}\n")
+        process.stdin.flush()
+
+    def _log(self, process: subprocess.Popen[str]) -> str:
+        log: Any = process.log  # type: ignore[attr-defined]
+        log.seek(0)
+        return str(log.read())[-6000:]
+
+
+class Killing(Lake):
+    """Kills of processes that have a Spark of their own."""
 
     def run(self, kills: int, seed: int, until: float = float("inf"), took: float | None = None) -> dict[str, Any]:
         """So many kills, fewer when the clock comes to ``until``, and a round that nobody disturbs; what was proved.
@@ -156,108 +266,11 @@ class Killing:
             assert line in _STEPS, self._log(worker)
         return time.monotonic() - began
 
-    def send(self) -> None:
-        send(self.nameserver, "orders", [json.dumps({"id": self.sent + each}) for each in range(_ROWS)], _QUEUES)
-        self.sent += _ROWS
-
-    def check(self, *, whole: bool = False) -> dict[str, int]:
-        """Rows of each kind, each once and none left out; with ``whole`` all that were sent."""
-        found = {"archived": 0, "decoded": 0, "table": 0, "restored": 0, "once": 0}
-        folder = Folder(f"{self.lake}/archive")
-        if folder.exists("_archive.json"):
-            archive = Archive.open(f"{self.lake}/archive")
-            snapshot = archive.snapshot()
-            paths = [each.path for each in snapshot.files]
-            found["archived"] = self._each_once(folder, paths, snapshot.ranges())
-            assert found["archived"] == snapshot.rows
-            if paths:
-                found["table"] = self._of_table(archive, whole=whole)
-            for name in folder.names("_restore"):
-                noted = json.loads(folder.read(f"_restore/{name}"))
-                ids = Counter(view.properties["RESTORE_ID"] for view in stored(self.nameserver, "again"))
-                for *queue, end in noted["done"]:
-                    for offset in range(end):
-                        assert ids["@".join(map(str, (*queue, offset)))], f"{queue} {offset} is noted and not sent"
-                found["restored"] = len(ids)
-        if (table := Table.there(f"{self.lake}/decoded")) is not None:
-            state = table.snapshot()
-            paths = [each.path for each in state.files if each.part == "decoded"]
-            found["decoded"] = self._each_once(table.folder, paths, state.ranges)
-            assert found["decoded"] == state.rows_in and not state.rows("quarantine")
-            if paths and table.format == "iceberg":
-                kept = table.iceberg("decoded")
-                with closing(kept.catalog):
-                    count = len(_of_iceberg(kept))
-                assert count == found["decoded"] or not whole
-        bodies = Counter(view.body for view in stored(self.nameserver, "once"))
-        assert not [body for body, count in bodies.items() if count > 1], "rows came twice to the exactly-once sink"
-        found["once"] = len(bodies)
-        assert all(count <= self.sent for count in found.values())
-        if whole:
-            assert set(found.values()) == {self.sent}, found
-        return found
-
-    def _each_once(self, folder: Folder, paths: Iterable[str], ranges: Mapping[Queue, tuple[int, int]]) -> int:
-        seen: Counter[tuple[int, int]] = Counter()
-        for path in paths:
-            with folder.filesystem.open_input_file(folder.full(path)) as stream:
-                rows = pq.ParquetFile(stream).read(columns=["queueId", "queueOffset"])
-            seen.update(zip(rows["queueId"].to_pylist(), rows["queueOffset"].to_pylist(), strict=True))
-            assert "data/" not in path or partition_of(path)[0] == "orders"
-        assert set(seen.values()) <= {1}, f"{folder.location} has rows twice"
-        due = {(queue.queue_id, offset) for queue, (begin, end) in ranges.items() for offset in range(begin, end)}
-        assert set(seen) == due and all(begin == 0 for begin, _ in ranges.values()), f"{folder.location} lacks rows"
-        return len(seen)
-
-    def _of_table(self, archive: Archive, *, whole: bool) -> int:
-        """The rows of the Delta or Iceberg table, each once; it may be a commit behind."""
-        rows: Any
-        if archive.format == "delta":
-            import deltalake
-
-            address = archive.folder.uri("data").replace("s3a://", "s3://")
-            if not deltalake.DeltaTable.is_deltatable(address):
-                return 0
-            rows = deltalake.DeltaTable(address).to_pyarrow_table(columns=["queueId", "queueOffset"])
-        elif archive.format == "iceberg":
-            table = iceberg_table(archive)
-            with closing(table.catalog):
-                rows = _of_iceberg(table)
-        else:
-            return self.sent if whole else 0
-        places = list(zip(rows["queueId"].to_pylist(), rows["queueOffset"].to_pylist(), strict=True))
-        assert len(places) == len(set(places)), "the table has rows twice"
-        return len(places)
-
     def _begin(self, stack: ExitStack) -> subprocess.Popen[str]:
-        log = stack.enter_context(tempfile.TemporaryFile("w+"))  # noqa: SIM115 - the stack closes it
-        paths = os.pathsep.join([str(_ROOT), str(_ROOT / "protocol"), str(_ROOT / "aiorocket/spark/autoload")])
-        process = subprocess.Popen(
-            [sys.executable, "-c", WORKER, self.nameserver, self.lake, self.format, json.dumps(self._conf)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True,
-            env={**os.environ, **stack.enter_context(own_temporary()), **self._environment, "PYTHONPATH": paths},
-        )  # fmt: skip
-        process.log = log  # type: ignore[attr-defined]
-        stack.callback(_end, process)
-        return process
+        return self._process(stack, "-c", WORKER, self.nameserver, self.lake, self.format, json.dumps(self._conf))
 
     def _ready(self, process: subprocess.Popen[str]) -> None:
         assert self._line(process) == "ready", self._log(process)
-
-    def _line(self, process: subprocess.Popen[str]) -> str:
-        """The next one; nothing when it has ended."""
-        assert process.stdout is not None
-        return process.stdout.readline().strip()
-
-    def _say(self, process: subprocess.Popen[str], word: str) -> None:
-        assert process.stdin is not None
-        process.stdin.write(f"{word}\n")
-        process.stdin.flush()
-
-    def _log(self, process: subprocess.Popen[str]) -> str:
-        log: Any = process.log  # type: ignore[attr-defined]
-        log.seek(0)
-        return str(log.read())[-6000:]
 
 
 def _of_iceberg(table: Any) -> Any:
@@ -292,8 +305,8 @@ def s3_environment(address: str) -> dict[str, str]:
     }  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(kind: type[Killing | DriverKilling], about: str) -> None:
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--format", default="delta", choices=["parquet", "delta", "iceberg"])
     parser.add_argument("--store", default="disk", choices=["disk", "s3"])
     parser.add_argument("--kills", type=int, default=20)
@@ -311,13 +324,13 @@ def main() -> None:
 
             address = stack.enter_context(s3("lake", place / "moto"))
             store, environment = "s3://lake", s3_environment(address)
-            conf = s3a_conf(address, jars())
+            conf = s3a_conf(address, jars()) if kind is Killing else {}
             os.environ.update(environment)
-        said = Killing(
+        said = kind(
             server.nameserver_address, store, given.format, environment, conf, lambda line: print(line, flush=True)
         ).run(given.kills, given.seed, until)
         print(json.dumps({"store": given.store, "seed": given.seed, **said}), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(Killing, __doc__)
