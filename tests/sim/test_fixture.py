@@ -249,7 +249,7 @@ def test_the_plugin_costs_nobody_an_import_and_serves_who_wants_it(tmp_path: Pat
         env={
             **os.environ, "PYTHONPATH": f"{package}:{package / 'protocol'}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         },
-        cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        cwd=tmp_path, capture_output=True, text=True, timeout=140,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "6 passed" in done.stdout

@@ -95,7 +95,7 @@ def test_one_seed_is_one_run_in_another_process_too() -> None:
     for hash_seed in ("0", "77"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join([root, *sys.path])}
         seen.add(subprocess.run(
-            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True, timeout=60
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True, timeout=140
         ).stdout)  # fmt: skip
     assert seen == {f"{simulate(_busy, 3)}\n"}
 

@@ -117,7 +117,7 @@ def test_the_legacy_columns(data: bytes) -> None:
     both(data, LEGACY_COLUMNS, begin=-(2**63), legacy=True)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(CHUNKS, CHOICES, st.integers(-5, 20), st.integers(-5, 30), st.booleans(), st.booleans())
 def test_any_columns_of_any_range(
     data: bytes, choice: tuple[bool, list[str]], begin: int, end: int, crc: bool, decompress: bool
@@ -155,7 +155,7 @@ def test_plain_records_are_compiled(
         both(b"".join(made), names, **options)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(records(), min_size=1, max_size=3).map(b"".join), st.data())
 def test_damage_is_an_error_or_makes_no_difference(data: bytes, draw: st.DataObject) -> None:
     damaged = bytearray(data)
