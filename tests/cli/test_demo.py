@@ -109,7 +109,7 @@ def test_what_an_interrupted_run_left_pending_is_finished_by_the_next(
     event_loop.run(_until_stored(address, 300))
     time.sleep(0.2)  # the last receipts are on their way; the retries take almost a second
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=140)
     assert process.returncode == (130 if number == signal.SIGINT else -9), (out, err)
     if number == signal.SIGINT:
         assert b"interrupted: 300 lines sent" in err and b"--data kept" in err

@@ -65,7 +65,7 @@ def test_what_the_image_runs_serves_its_health_its_app_and_its_board(
     app = {**mine, "AIOROCKET_NAMESERVER": f"127.0.0.1:{names}", "APP_MESSAGES": "2"}
     assert aiorocket.program(DEPLOY / "app.py", **app) == "consumed tick 0\nconsumed tick 1\n"
 
-    with urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=30) as answer:
+    with urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=140) as answer:
         families = {family.name: family for family in text_string_to_metric_families(answer.read().decode())}
     series = {sample.name: set(sample.labels) for family in families.values() for sample in family.samples}
     # Of what has not happened yet there is a family, with no sample.

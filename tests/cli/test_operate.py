@@ -355,7 +355,7 @@ def test_a_terminal_of_another_encoding_gets_what_it_has(server: RocketMQServer)
     server.send("accents", "caf\u00e9 \u65e5".encode())
     command = [sys.executable, "-m", "aiorocket", "message", "list", "accents"]
     environment = {**os.environ, "AIOROCKET_NAMESERVER": server.nameserver_address, "PYTHONIOENCODING": "latin-1"}
-    shown = subprocess.run(command, capture_output=True, env=environment, timeout=60, check=True).stdout
+    shown = subprocess.run(command, capture_output=True, env=environment, timeout=140, check=True).stdout
     assert b"caf\xe9 \\u65e5\n" in shown
 
 
@@ -371,7 +371,7 @@ async def test_what_a_member_hangs_on_is_below_what_else_it_says() -> None:
 
         async def ask(*words: str) -> str:
             command = [sys.executable, "-m", "aiorocket", *words, "--nameserver", mq.nameserver_address]
-            done = await in_thread(lambda: subprocess.run(command, capture_output=True, text=True, timeout=60))
+            done = await in_thread(lambda: subprocess.run(command, capture_output=True, text=True, timeout=140))
             assert done.returncode == 0, done
             return done.stdout
 
@@ -400,7 +400,7 @@ async def test_messages_of_the_brokers_that_answer_are_shown_though_one_is_away(
 
         async def ask(*words: str) -> tuple[int, str, str]:
             command = [sys.executable, "-m", "aiorocket", *words, "--nameserver", mq.nameserver_address]
-            done = await in_thread(lambda: subprocess.run(command, capture_output=True, text=True, timeout=60))
+            done = await in_thread(lambda: subprocess.run(command, capture_output=True, text=True, timeout=140))
             return done.returncode, done.stdout, done.stderr
 
         async with mq.producer("shop") as producer:
@@ -548,7 +548,7 @@ def test_what_goes_on_until_it_is_interrupted_ends_as_interrupted(server: Rocket
         try:
             assert watching.stdout is not None and watching.stdout.readline()
             watching.send_signal(signal.SIGINT)
-            _, said = watching.communicate(timeout=60)
+            _, said = watching.communicate(timeout=140)
         finally:
             watching.kill()
     assert (watching.returncode, said) == (130, "")
@@ -584,7 +584,7 @@ def test_an_error_while_watching_is_said_and_ctrl_c_ends_it() -> None:
             assert watching.stderr is not None
             first, again = watching.stderr.readline(), watching.stderr.readline()
             watching.send_signal(signal.SIGINT)
-            shown, _ = watching.communicate(timeout=60)
+            shown, _ = watching.communicate(timeout=140)
         finally:
             watching.kill()
     assert first.startswith("Error: ") and again == first and "127.0.0.1:1" in first
@@ -606,7 +606,7 @@ def test_ctrl_c_ends_what_sends_too(server: RocketMQServer) -> None:
             while len(server.messages("loaded")) < 2:
                 assert loading.poll() is None
             loading.send_signal(signal.SIGINT)
-            _, said = loading.communicate(timeout=60)
+            _, said = loading.communicate(timeout=140)
         finally:
             loading.kill()
     assert loading.returncode == 130 and said in ("1 message sent\n", "2 messages sent\n")
@@ -621,7 +621,7 @@ def test_a_message_that_comes_is_a_line(server: RocketMQServer) -> None:
         try:
             while tailing.poll() is None:
                 server.send("coming", b"first\nsecond", tag="t", keys=["k"])
-            shown, _ = tailing.communicate(timeout=60)
+            shown, _ = tailing.communicate(timeout=140)
         finally:
             tailing.kill()
     lines = shown.splitlines()

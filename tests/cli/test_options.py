@@ -189,6 +189,6 @@ def test_a_shell_completes_words_with_the_script_that_is_installed(shell: tuple[
     aiorocket.chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path)}
     done = subprocess.run(
-        [*shell, "-c", _COMPLETIONS[shell]], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+        [*shell, "-c", _COMPLETIONS[shell]], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=140
     )
     assert (done.stdout, done.stderr) == ("create\n", "")

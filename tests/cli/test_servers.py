@@ -70,14 +70,14 @@ def test_standalone_keeps_what_it_acknowledged(
         r", metrics on (http://127\.0\.0\.1:\d+)/metrics, dashboard (http://127\.0\.0\.1:\d+/) \(read-only\)\n$", line
     )
     assert watched is not None, line
-    with urlopen(f"{watched[2]}topics", timeout=30) as topics:
+    with urlopen(f"{watched[2]}topics", timeout=140) as topics:
         assert b"/topic?topic=t" in topics.read()
-    with urlopen(f"{watched[1]}/readyz", timeout=30) as ready:
+    with urlopen(f"{watched[1]}/readyz", timeout=140) as ready:
         assert ready.read() == b"ready\n"
     until, said = time.monotonic() + 60, b""
     while b'aiorocket_broker_delivered_messages_total{group="g",topic="t"} 1.0' not in said:
         assert time.monotonic() < until, said
-        with urlopen(f"{watched[1]}/metrics", timeout=30) as metrics:  # the totals are those of a second ago at most
+        with urlopen(f"{watched[1]}/metrics", timeout=140) as metrics:  # the totals are those of a second ago at most
             said = metrics.read()
     assert stop(process) == (0, "", "")
 

@@ -59,7 +59,7 @@ def server() -> Iterator[RocketMQServer]:
 @pytest.mark.parametrize("command", ["topic list", "topic status orders", "group list", "cluster list"])
 def test_a_command_that_asks_a_server_imports_what_its_question_needs(server: RocketMQServer, command: str) -> None:
     words = [*command.split(), "--json", "--nameserver", server.nameserver_address]
-    told = subprocess.run([sys.executable, "-c", _LIST, *words], capture_output=True, text=True, timeout=60)
+    told = subprocess.run([sys.executable, "-c", _LIST, *words], capture_output=True, text=True, timeout=140)
     code, *modules = told.stderr.split()
     assert code == "0" and told.stdout.startswith("{")
     assert not [name for name in _OTHERS if name in modules]
@@ -69,7 +69,7 @@ def test_a_command_that_asks_a_server_imports_what_its_question_needs(server: Ro
 @pytest.mark.parametrize("command", ["", "produce", "consume", "dlq list", "topic", "group lag", "doctor"])
 def test_a_client_command_that_says_what_it_does_imports_little(command: str) -> None:
     told = subprocess.run(
-        [sys.executable, "-c", _COUNT, *command.split(), "--help"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", _COUNT, *command.split(), "--help"], capture_output=True, text=True, timeout=140
     )
     count, asyncio, protocol, others = told.stderr.split(maxsplit=3)
     assert "Usage: aiorocket" in told.stdout and (asyncio, protocol, others) == ("False", "False", "set()\n")
@@ -95,7 +95,7 @@ def test_what_told_all_it_had_to_tell_leaves_at_once(
 ) -> None:
     words = command.format(tmp_path=tmp_path).split()
     told = subprocess.run(
-        [sys.executable, "-c", _LEAVE, *words], capture_output=True, text=True, timeout=60,
+        [sys.executable, "-c", _LEAVE, *words], capture_output=True, text=True, timeout=140,
         env={**os.environ, "AIOROCKET_NAMESERVER": server.nameserver_address},
     )  # fmt: skip
     assert told.returncode == code, told
@@ -105,7 +105,7 @@ def test_what_told_all_it_had_to_tell_leaves_at_once(
 
 def test_output_that_does_not_come_through_is_a_failure() -> None:
     with open("/dev/full", "w") as full:
-        told = subprocess.run([sys.executable, "-m", "aiorocket", "--help"], stdout=full, timeout=60, check=False,
+        told = subprocess.run([sys.executable, "-m", "aiorocket", "--help"], stdout=full, timeout=140, check=False,
                               stderr=subprocess.PIPE)  # fmt: skip
     assert told.returncode == 1 and b"No space left" in told.stderr
 
@@ -113,7 +113,7 @@ def test_output_that_does_not_come_through_is_a_failure() -> None:
 def test_help_is_as_wide_as_the_terminal_and_no_wider_than_is_read() -> None:
     told = [
         subprocess.run(
-            [sys.executable, "-m", "aiorocket", "--help"], capture_output=True, text=True, timeout=60,
+            [sys.executable, "-m", "aiorocket", "--help"], capture_output=True, text=True, timeout=140,
             env={**os.environ, "COLUMNS": columns},
         ).stdout
         for columns in ("60", "500", "none")
