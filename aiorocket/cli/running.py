@@ -42,7 +42,8 @@ def told_in_a_line() -> Iterator[None]:
         kind = BadInputError if isinstance(error, aiorocket.BadNameError) else click.ClickException
         text = in_lines(error)
         if isinstance(error, aiorocket.RemoteError) and error.code == _NO_PERMISSION:
-            text += "" if "--" in text else "; sign in as one who may (--credentials)"
+            said = "--" in text or "access file" in text
+            text += "" if said else "; sign in as one who may (--credentials)"
         raise kind(text) from error
     except BrokenPipeError:
         raise  # whoever read our output is gone: click ends the process without a word

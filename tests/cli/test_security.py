@@ -57,6 +57,10 @@ def test_a_standalone_with_access_control_and_tls(
     for asked in (("--nameserver", address), ("--broker", f"127.0.0.1:{ports(line)[1]}")):
         unsigned = aiorocket.run("topic", "list", *asked, "--tls-ca", CA)
         assert unsigned.code == 1 and "--credentials" in unsigned.err and "standalone" not in unsigned.err, unsigned
+    looked = aiorocket.run("doctor", "--json", "--nameserver", address, "--tls-ca", CA)
+    assert "sign in (--credentials)" in json.loads(looked.out)["rows"][-1]["advice"], looked
+    fixed = aiorocket.run("acl", "grant", "ops", "Topic:x", "Pub", **environment)
+    assert fixed.code == 1 and fixed.err.endswith("ops stands in the access file: change it there\n"), fixed
     plain = aiorocket.run("produce", "t", "--nameserver", address, "--credentials", "keys.json", stdin=b"two\n")
     assert plain.code == 1, plain
 

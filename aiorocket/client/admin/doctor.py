@@ -32,6 +32,7 @@ _SILENT = (
 _SAME = "give every member of the group the same topics and tags: else messages pass some of them by"
 _AWAY = "is it up? does the name resolve, and is the port open from this machine?"
 _TLS = "--tls, --tls-ca and --tls-cert as the server wants them, none of them for plain text"
+_SIGN_IN = "sign in (--credentials) or ask where it is served (--broker)"
 _UNITS = {"day": 86_400, "hour": 3_600, "minute": 60, "second": 1}
 
 
@@ -95,9 +96,7 @@ async def examine(
         runtimes = await known.runtime()
     except RemoteError as error:
         level: Literal["warning", "error"] = "error" if error.code == ResponseCode.NO_PERMISSION else "warning"
-        yield Finding(
-            level, "permission", "", str(error), "sign in (--credentials) or ask where it is served (--broker)"
-        )
+        yield Finding(level, "permission", "", str(error), _SIGN_IN)
         return
     except (RocketError, ProtocolError) as error:
         yield Finding("error", "broker", "", str(error), _SILENT)
@@ -125,6 +124,8 @@ async def _certificate(client: Session, address: str) -> list[Finding]:
 
 
 def _advice(error: Exception, otherwise: str) -> str:
+    if "(--credentials" in str(error):
+        return _SIGN_IN
     return _TLS if "TLS" in str(error) or "certificate" in str(error) else otherwise
 
 
