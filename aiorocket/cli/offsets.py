@@ -57,6 +57,11 @@ def reset(
 
     async def work(admin: Admin) -> int:
         plan = await admin.offsets.plan(group, topic, queues if to is None else to, skip=skip)
+        if all(each.now < 0 for each in plan.moves):  # a name that is mistyped can be put somewhere, too
+            try:
+                await admin.groups.check(group)
+            except aiorocket.RocketError as error:
+                click.echo(f"Note: {error}", err=True)
         title = f"Group {group} in {topic}: {plan.again} messages come again, {plan.skipped} will not come"
         if dry_run:
             return told("offset move", f"{title}, without --dry-run", plan.moves, plan.missing)

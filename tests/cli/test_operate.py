@@ -244,6 +244,9 @@ def test_a_dry_run_says_that_it_was_one(ask: Run) -> None:
     again = ["offsets", "reset", "billing", "orders", "--to", "first"]
     assert "will not come, without --dry-run\n" in ask(*again, "--dry-run").output
     assert "--dry-run" not in ask(*again).output
+    assert ask("group", "create", "starters").exit_code == 0
+    known, mistyped = (ask(*again[:2], name, *again[3:], "--dry-run") for name in ("starters", "starter"))
+    assert known.stderr == "" and "Note: no broker knows a group 'starter'" in mistyped.stderr
 
 
 def test_an_error_names_the_next_step(ask: Run) -> None:
