@@ -13,7 +13,7 @@ import pytest
 from aiorocket.errors import ConfigError
 from aiorocket.fuzz import Compared, Finding, Fuzzing, Report, Rule, Sample, compare, fuzz, replay, role_of, shrink
 from aiorocket.fuzz.differences import matches
-from aiorocket.fuzz.differential import _found, _shown_apart, apaches_rules
+from aiorocket.fuzz.differential import _found, _shows_soon, _topic, apaches_rules
 from aiorocket.fuzz.neighbour import Neighbour
 from aiorocket.fuzz.wire import Wire
 from aiorocket.testing import Simulation, simulate
@@ -380,12 +380,15 @@ def test_what_was_stored_is_asked_for_when_it_is_shown() -> None:
 
         def answers(request: RemotingCommand) -> list[RemotingCommand | bytes]:
             nonlocal behind
-            if request.code == 28:
+            asked.append(request.code)
+            if request.code in (28, 30):
                 behind = max(0, behind - 1)
                 body = b'{"table":{"dispatchBehindBytes":"%d"}}' % behind
-                return [RemotingCommand(0, request.opaque, 1, body=body)]
+                end: dict[str, str | None] = {"offset": "7" if behind else "8"}
+                return [RemotingCommand(0, request.opaque, 1, body=body, ext=end)]
             if request.code == 310:
                 behind = shows
+                return [RemotingCommand(0, request.opaque, 1, ext=receipt)]
             return [RemotingCommand(19 if request.code == 11 and behind else 0, request.opaque, 1)]
 
         return answers
@@ -397,7 +400,14 @@ def test_what_was_stored_is_asked_for_when_it_is_shown() -> None:
         second.close()
         return compared
 
-    assert simulate(main).differences == {}
+    receipt: dict[str, str | None]
+    for receipt in ({}, {"msgId": "m", "queueId": "0", "queueOffset": "7"}):
+        asked: list[int] = []
+        compared = simulate(main)
+        # Nobody waits for what is not shown soon: of its topic the two are apart.
+        assert {case for case, _ in compared.differences if not case.endswith("apart")} == set()
+        sends = sum(count for (code, *_), count in compared.coverage.sent.items() if code == 310)
+        assert (asked.count(30) > 4 * sends > 4 * asked.count(28)) if receipt else (30 not in asked)
 
 
 @pytest.mark.parametrize(
@@ -409,7 +419,7 @@ def test_what_was_stored_is_asked_for_when_it_is_shown() -> None:
         ({"b": "fuzz-0-1", "f": "8"}, True),
         ({"b": "fuzz-0-1", "f": "0", "i": "TIMER_DELAY_MS\x01200"}, False),
         ({"b": "fuzz-0-1", "f": "x", "i": "DELAY\x011"}, False),
-        ({"b": "TBW102", "f": "12"}, True),
+        ({"b": "TBW102", "f": "12"}, False),
         ({"b": "fuzz-0-1", "m": "false"}, False),
         ({"b": "fuzz-0-1", "m": "true"}, True),
         ({"b": "fuzz-0-1", "i": None}, True),
@@ -418,7 +428,7 @@ def test_what_was_stored_is_asked_for_when_it_is_shown() -> None:
 def test_what_apaches_shows_later_or_never(fields: dict[str, str | None], shown: bool) -> None:
     code = 320 if "m" in fields else 310
     drawn = Drawn(code, JSON, ODD, "", 1, True, encode(RemotingCommand(code, 1, ext=fields), JSON))
-    assert _shown_apart(drawn) == (set() if shown else {b"fuzz-0-1"})
+    assert _shows_soon(drawn) == shown and _topic(drawn) == (set() if "TBW102" in fields.values() else {b"fuzz-0-1"})
 
 
 def test_who_answers_late_is_waited_for_when_the_other_left_that_unanswered() -> None:
