@@ -44,12 +44,13 @@ __all__ = ("Expression", "Sql92Error", "parse")
 
 #: Nobody writes this by hand, and what is cached must be bounded: 16 KiB compile in 25 ms.
 MAX_LENGTH = 16 * 1024
-#: Names, constants and operators; each takes some 150 bytes when compiled.
+#: Names, constants and operators; each takes 200 to 300 bytes when compiled.
 MAX_TOKENS = 4_000
 #: Operators inside each other; parsing and evaluating are recursive.
 MAX_DEPTH = 50
-#: Compiled expressions that are kept (Apache: 100).
-MAX_CACHED = 128
+#: Compiled expressions that are kept (Apache: 100), and characters of one: 16 MiB in all, and a long one compiles once
+#: for each request that brings it.
+MAX_CACHED, LONGEST_CACHED = 128, 1_024
 
 
 class Sql92Error(ValueError):
@@ -90,11 +91,17 @@ class Expression:
             return False
 
 
-@lru_cache(maxsize=MAX_CACHED)
 def parse(text: str) -> Expression:
-    """Compile ``text``; Sql92Error when it does not compile. The most recent expressions are kept."""
+    """Compile ``text``; Sql92Error when it does not compile. The most recent expressions are kept, unless long."""
+    return _known(text) if len(text) <= LONGEST_CACHED else _compiled(text)
+
+
+def _compiled(text: str) -> Expression:
     parser = _Parser(text)
     return Expression(text, parser.parse(), parser.tokens)
+
+
+_known = lru_cache(maxsize=MAX_CACHED)(_compiled)
 
 
 # ---- tokens
