@@ -20,6 +20,7 @@ import time
 import traceback
 from collections import Counter
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import wraps
 from importlib import import_module
 from types import SimpleNamespace
@@ -30,9 +31,12 @@ from aiorocket.spark import bridge, steps
 from aiorocket.spark.steps.files import claims, folder
 from aiorocket.spark.steps.files.folder import Folder
 from tests.spark.kills import Lake, main
+from tests.spark.producing import PATIENT
 from tests.spark.writing import Stream
 
 _STEPS = ("archive", "compact", "restore", "sink")
+#: Rows of a stream's batch at most. What is left of each that is killed is asked about by the broker, again and again.
+_BATCH = 80
 #: How long a killed process must have been dead in a store. Whoever killed it looks at the whole lake first, by
 #: requests that the store answers behind those of the dead.
 _SETTLE = 2.0
@@ -192,12 +196,26 @@ class _Round:
 
     def restore(self) -> None:
         assert steps.restore(
-            self.spark, f"{self.lake}/archive", self.nameserver, to_topic="again", keep_queues=True, max_rows=100
+            self.spark,
+            f"{self.lake}/archive",
+            self.nameserver,
+            to_topic="again",
+            keep_queues=True,
+            max_rows=100,
+            sendTimeout="30s",
         ).complete
 
     def sink(self) -> None:
         """The stream of all numbers below ``sent``, two tasks a batch."""
-        stream = Stream(self.nameserver, "once", "query", ledgerTopic="ledger", checkImmunity="1s", checkRound="4s")
+        stream = Stream(
+            self.nameserver,
+            "once",
+            "query",
+            ledgerTopic="ledger",
+            checkImmunity="1s",
+            checkRound="4s",
+            sendTimeout="30s",
+        )
         logs = Folder(f"{self.lake}/checkpoint")
         planned, done = [sorted(map(int, logs.names(each))) for each in ("offsets", "commits")]
         ends = [int(logs.read(f"offsets/{number}")) for number in planned]
@@ -205,8 +223,8 @@ class _Round:
         batch = len(done)
         while batch < len(ends) or ends[-1:] != [self.sent]:
             if batch == len(ends):
-                logs.create(f"offsets/{batch}", str(self.sent).encode())
-                ends.append(self.sent)
+                ends.append(min(self.sent, (ends[-1] if ends else 0) + _BATCH))
+                logs.create(f"offsets/{batch}", str(ends[-1]).encode())
             rows = [str(number) for number in range(ends[batch - 1] if batch else 0, ends[batch])]
             stream.run(batch, rows[::2], rows[1::2])
             logs.create(f"commits/{batch}", b"")
@@ -216,6 +234,8 @@ class _Round:
 def original(nameserver: str, lake: str, format: str) -> None:
     """Forks a driver for each line, and says how it ended."""
     claims._SETTLE, claims._LOOK = _SETTLE, 0.1
+    configured = bridge.client_config
+    bridge.client_config = lambda connection: replace(configured(connection), remoting=PATIENT.remoting)
     for name in _LATER:
         with suppress(ImportError):  # of an extra that is not installed
             import_module(name)

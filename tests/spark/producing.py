@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from aiorocket.client.app import Client
 from aiorocket.client.sending.producer import Producer
 from aiorocket.client.session import HasSession
+from aiorocket.config import ClientConfig, ProducerConfig
+from aiorocket.config.remoting import RemotingConfig
 from aiorocket.errors import TopicNotFoundError
 from aiorocket.model import OutgoingMessage, Queue, SendReceipt
 from aiorocket.runtime import run
@@ -14,6 +16,10 @@ from aiorocket_protocol import AUTO_CREATE_TOPIC, CreateTopicRequestHeader, Dele
 
 Body = bytes | str | OutgoingMessage
 
+#: Of a client of these tests: for machines that have other things to do.
+PATIENT = ClientConfig(
+    remoting=RemotingConfig(request_timeout=30.0, connect_timeout=30.0), producer=ProducerConfig(send_timeout=30.0)
+)
 _BATCH = 400
 _READ_AND_WRITE = 6
 
@@ -38,7 +44,7 @@ def send(
 
 
 async def _created(nameserver: str, topic: str, queues: int) -> list[Queue]:
-    async with Client(nameservers=nameserver) as client:
+    async with Client(nameservers=nameserver, config=PATIENT) as client:
         template = await client.session.route(AUTO_CREATE_TOPIC)
         header = CreateTopicRequestHeader(
             topic, AUTO_CREATE_TOPIC, queues, queues, _READ_AND_WRITE, "SINGLE_TAG", False
@@ -51,7 +57,7 @@ async def _created(nameserver: str, topic: str, queues: int) -> list[Queue]:
 
 
 async def _deleted(nameserver: str, topic: str) -> None:
-    async with Client(nameservers=nameserver) as client:
+    async with Client(nameservers=nameserver, config=PATIENT) as client:
         route = await client.session.route(topic)
         [name] = route.addresses
         address = route.master(name)
@@ -64,8 +70,8 @@ async def _deleted(nameserver: str, topic: str) -> None:
 async def _sent(
     nameserver: str, topic: str, bodies: Sequence[Body], queues: int, queue_id: int | None
 ) -> list[SendReceipt]:
-    async with Producer("tests", nameservers=nameserver) as producer:
-        known = await _route(producer.client, topic) or await _created(nameserver, topic, queues)
+    async with Client(nameservers=nameserver, config=PATIENT) as client, Producer("tests", client=client) as producer:
+        known = await _route(client, topic) or await _created(nameserver, topic, queues)
         if queue_id is not None:
             known = [known[queue_id]]
         receipts: dict[int, SendReceipt] = {}

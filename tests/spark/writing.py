@@ -26,6 +26,7 @@ from aiorocket.errors import TopicNotFoundError
 from aiorocket.runtime import run
 from aiorocket.spark.sink import BatchWriter, StreamWriter, Written, batch_writer, stream_writer
 from aiorocket_protocol import RecordView
+from tests.spark.producing import PATIENT
 
 
 @contextmanager
@@ -112,7 +113,7 @@ def values(nameserver: str, topic: str) -> list[str]:
 
 async def _stored(nameserver: str, topic: str) -> list[RecordView]:
     found: list[RecordView] = []
-    async with Client(nameservers=nameserver) as client:
+    async with Client(nameservers=nameserver, config=PATIENT) as client:
         try:
             route = await client.session.route(topic)
         except TopicNotFoundError:
