@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from aiorocket.client.pipeline.reading import unwrap, wrap
+from aiorocket.client.pipeline.reading import wrap
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue
 from aiorocket.runtime.entropy import Entropy
@@ -26,7 +26,7 @@ from aiorocket.spark.steps.files.claims import Claim, claim
 from aiorocket.spark.steps.files.delta import sync_delta
 from aiorocket.spark.steps.files.folder import Folder
 from aiorocket.spark.steps.files.iceberg import sync_iceberg
-from aiorocket.spark.steps.files.last_rows import last_rows
+from aiorocket.spark.steps.files.last_rows import last_rows, stored_at
 from aiorocket.spark.steps.files.manifest import (
     STAGING,
     Archive,
@@ -144,7 +144,7 @@ class Run:
     def _compare(self, bounds: Mapping[Queue, Bounds]) -> None:
         """Offsets alone do not tell a topic that was made anew from the archived one, once it is as long."""
         archived = last_rows(self.archive, self.snapshot, bounds)
-        there = call(_stored_at, self.options, {queue: row.offset for queue, row in archived.items()})
+        there = stored_at(self.options, {queue: row.offset for queue, row in archived.items()})
         for queue, row in archived.items():
             if (stored := there[queue]) not in (row.stored_ms, None):
                 raise UsageError(
@@ -243,11 +243,3 @@ async def _look(options: SourceOptions, known: Mapping[Queue, int]) -> tuple[dic
         found = await starting_offsets(client, replace(options, starting=starting), new)
         begins.update({stored[queue]: offset for queue, offset in found.items()})
     return begins, {stored[queue]: each for queue, each in bounds.items()}
-
-
-async def _stored_at(options: SourceOptions, offsets: Mapping[Queue, int]) -> dict[Queue, int | None]:
-    """As ``cluster.stored_at``, of topics by the names they are stored under."""
-    namespace = options.connection.namespace
-    asked = {queue._replace(topic=unwrap(namespace, queue.topic)): offset for queue, offset in offsets.items()}
-    found = await cluster.stored_at(await shared_client(options.connection), asked)
-    return {queue._replace(topic=wrap(namespace, queue.topic)): stored for queue, stored in found.items()}

@@ -1,5 +1,5 @@
 """When the last row that an archive has of a queue was stored: what a broker has at that offset is of the same time, or
-it is another queue of that name."""
+it is another queue of that name, as of a topic that was made anew."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from aiorocket.client.pipeline.reading import unwrap, wrap
 from aiorocket.model import Queue
+from aiorocket.spark import bridge, cluster
+from aiorocket.spark.options import SourceOptions
 from aiorocket.spark.steps.files.hours import by_queue
 from aiorocket.spark.steps.files.manifest import Archive, DataFile, Snapshot, partition_of
 
-__all__ = ("LastRow", "last_rows")
+__all__ = ("LastRow", "last_rows", "stored_at")
 
 
 class LastRow(NamedTuple):
@@ -52,3 +55,15 @@ def last_rows(archive: Archive, snapshot: Snapshot, ranges: Mapping[Queue, tuple
             if stored is not None:
                 found[queue] = LastRow(int(offsets[at[0]]), stored // 1000)
     return found
+
+
+def stored_at(options: SourceOptions, offsets: Mapping[Queue, int]) -> dict[Queue, int | None]:
+    """What brokers have there: as ``cluster.stored_at``, of topics by the names they are stored under."""
+    namespace = options.connection.namespace
+    asked = {queue._replace(topic=unwrap(namespace, queue.topic)): offset for queue, offset in offsets.items()}
+    found = bridge.call(_stored_at, options, asked) if asked else {}
+    return {queue._replace(topic=wrap(namespace, queue.topic)): stored for queue, stored in found.items()}
+
+
+async def _stored_at(options: SourceOptions, offsets: Mapping[Queue, int]) -> dict[Queue, int | None]:
+    return await cluster.stored_at(await bridge.client(options.connection), offsets)

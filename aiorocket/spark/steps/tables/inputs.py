@@ -18,6 +18,7 @@ from aiorocket.spark.options import SourceOptions
 from aiorocket.spark.planner import QueueRange
 from aiorocket.spark.steps.files.file_counts import count_files_by_queue
 from aiorocket.spark.steps.files.folder import Folder
+from aiorocket.spark.steps.files.last_rows import stored_at
 from aiorocket.spark.steps.files.manifest import Archive
 from aiorocket.spark.steps.proof import QueueCount, count_by_queue
 from aiorocket.spark.steps.rows import in_ranges, overlapping, parallelism, read_files
@@ -78,6 +79,10 @@ class Rows(Protocol):
     def count(self, ranges: Sequence[QueueRange], rows: DataFrame) -> Mapping[Queue, QueueCount]:
         """``rows`` (what ``read`` gave, perhaps kept) counted by queue."""
 
+    def stored(self, offsets: Mapping[Queue, int]) -> dict[Queue, int]:
+        """When brokers stored the messages at these offsets, in milliseconds since 1970 UTC, where they have them; of
+        an archive nothing, which compares that itself."""
+
 
 def open_rows(spark: SparkSession, given: Input) -> Rows:
     """Looks up what there is to read now. UsageError where no archive is, TopicNotFoundError for a topic that is not
@@ -113,6 +118,9 @@ class _Archived(Rows):
             counts = count_files_by_queue(self._spark, self._archive, overlapping(self._files, ranges), told)
         return count_by_queue(rows) if counts is None else counts
 
+    def stored(self, offsets: Mapping[Queue, int]) -> dict[Queue, int]:
+        return {}
+
 
 class _Live(Rows):
     costly = True
@@ -121,6 +129,7 @@ class _Live(Rows):
         self._spark = spark
         self._text = {**given.options, "nameServer": given.name_server or "", "topic": given.topic or ""}
         options = SourceOptions.parse(self._text)
+        self._options = options
         self._namespace = options.connection.namespace
         self._known = call(_bounds, options, _millis(given.since), _millis(given.until))
         self.ranges = {
@@ -141,6 +150,10 @@ class _Live(Rows):
 
     def count(self, ranges: Sequence[QueueRange], rows: DataFrame) -> Mapping[Queue, QueueCount]:
         return count_by_queue(rows)
+
+    def stored(self, offsets: Mapping[Queue, int]) -> dict[Queue, int]:
+        found = stored_at(self._options, offsets)
+        return {queue: at_ms for queue, at_ms in found.items() if at_ms is not None}
 
 
 async def _bounds(options: SourceOptions, since: int | None, until: int | None) -> dict[Queue, tuple[int, int]]:

@@ -19,6 +19,8 @@ from math import isfinite
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import Queue
 from aiorocket.spark.fetch import DataLossError
@@ -127,7 +129,7 @@ def add(
                 missing.update({queue: missing.get(queue, 0) + count for queue, count in lost.items()})
                 read = sum(each.rows for each in counts.values())
                 if table:
-                    snapshot = table.write(made.parts, ranges, read, lost)
+                    snapshot = table.write(made.parts, ranges, read, lost, rows.stored(_last(ranges)))
                     wrote = {name: _of_run(snapshot, name) for name in made.parts}
                 else:
                     wrote = {name: df.count() for name, df in made.parts.items()}
@@ -187,6 +189,8 @@ def whole(
         snapshot = table.snapshot() if table else TableSnapshot()
         goal = total(ranges.values())
         fresh = always or table is None or snapshot.last < 0 or dict(snapshot.ranges) != ranges
+        # A topic that was made anew may be as long by now as the one before it.
+        fresh = fresh or rows.stored(_last(ranges)) != snapshot.stored
         missing: dict[Queue, int] = {}
         shows: dict[str, Shown] = {}
         rows_in = snapshot.rows_in
@@ -206,7 +210,7 @@ def whole(
                 _tell(on_progress, step, goal, goal, f"{rows_in:,} rows read; computing")
                 parts = make(df)
                 if table:
-                    snapshot = table.write(parts, ranges, rows_in, missing, whole=True)
+                    snapshot = table.write(parts, ranges, rows_in, missing, rows.stored(_last(ranges)), whole=True)
                 else:
                     shows = _shows(parts, output.show)
             finally:
@@ -301,7 +305,19 @@ def _begins(rows: Rows, snapshot: TableSnapshot, given: Input) -> tuple[dict[Que
         begins[queue] = max(begin, reached)
         if reached < begin:
             gaps[queue] = begin - reached
+    last = {queue: at - 1 for queue, (_, at) in snapshot.ranges.items() if at == begins.get(queue)}
+    for queue, at_ms in rows.stored({queue: at for queue, at in last.items() if queue in snapshot.stored}).items():
+        if at_ms != snapshot.stored[queue]:
+            was, now = (np.datetime64(each, "ms") for each in (snapshot.stored[queue], at_ms))
+            raise UsageError(
+                f"{queue}: offset {last[queue]} is in the table as stored at {was}Z, the broker has one of {now}Z: the "
+                "topic was made anew, another broker has this name, or it lost its last messages. Use another folder"
+            )
     return begins, gaps
+
+
+def _last(ranges: Mapping[Queue, tuple[int, int]]) -> dict[Queue, int]:
+    return {queue: end - 1 for queue, (_, end) in ranges.items()}
 
 
 def _of_run(snapshot: TableSnapshot, part: str) -> int:

@@ -57,7 +57,8 @@ class TableFile(NamedTuple):
 class TableSnapshot:
     """A table at one moment: its newest run (-1: none), what is in it, and the offsets ``[begin, end)`` it is made of.
     ``rows_in`` is how many rows these had, ``missing`` how many they should have had more. ``replaced`` are
-    files that a compaction took out of the table and when they go, in milliseconds since 1970 UTC."""
+    files that a compaction took out of the table and when they go, in milliseconds since 1970 UTC. ``stored`` says of
+    queues of a live topic when its broker stored their last row, in the same."""
 
     last: int = -1
     files: tuple[TableFile, ...] = ()
@@ -65,6 +66,7 @@ class TableSnapshot:
     rows_in: int = 0
     missing: Mapping[Queue, int] = field(default_factory=dict)
     replaced: Mapping[str, int] = field(default_factory=dict)
+    stored: Mapping[Queue, int] = field(default_factory=dict)
 
     def rows(self, part: str) -> int:
         return sum(file.rows for file in self.files if file.part == part)
@@ -169,6 +171,7 @@ class Table:
         ranges: Mapping[Queue, tuple[int, int]],
         rows_in: int,
         missing: Mapping[Queue, int] | None = None,
+        stored: Mapping[Queue, int] | None = None,
         *,
         whole: bool = False,
     ) -> TableSnapshot:
@@ -177,7 +180,7 @@ class Table:
         before = self.snapshot()
         run = before.last + 1
         staged = self._stage(run, parts)
-        made = TableSnapshot(run, tuple(staged), ranges, rows_in, missing or {})
+        made = TableSnapshot(run, tuple(staged), ranges, rows_in, missing or {}, stored=stored or {})
         return self._publish("replace" if whole else "append", made, staged, before)
 
     def evolve(self, spark: SparkSession, part: str, column: str, type_: DataType) -> DataType:
@@ -393,6 +396,7 @@ def _plain(snapshot: TableSnapshot) -> dict[str, Any]:
         "missing": [[*queue, snapshot.missing[queue]] for queue in sorted(snapshot.missing)],
         "files": [list(file) for file in snapshot.files],
         "replaced": dict(snapshot.replaced),
+        "stored": [[*queue, snapshot.stored[queue]] for queue in sorted(snapshot.stored)],
     }
 
 
@@ -410,7 +414,10 @@ def _after(snapshot: TableSnapshot, entry: Mapping[str, Any]) -> TableSnapshot:
         missing[Queue(*queue)] = missing.get(Queue(*queue), 0) + lost
     files = before.files + tuple(TableFile(*item) for item in entry["files"])
     replaced = {**before.replaced, **entry.get("replaced", {})}
-    return TableSnapshot(entry["run"], files, ranges, before.rows_in + entry["rows_in"], missing, replaced)
+    stored = dict(before.stored)
+    for *queue, at_ms in entry.get("stored", ()):
+        stored[Queue(*queue)] = at_ms
+    return TableSnapshot(entry["run"], files, ranges, before.rows_in + entry["rows_in"], missing, replaced, stored)
 
 
 def _types(schema: Any) -> Any:
