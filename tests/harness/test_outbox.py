@@ -18,7 +18,7 @@ from aiorocket.sql import Outbox
 from aiorocket.testing.stored import stored_messages
 from tests.harness.postgres import postgres
 
-pytestmark = pytest.mark.harness
+pytestmark = [pytest.mark.harness, pytest.mark.timeout(900)]
 
 ROWS, KEYS = 600, 7
 METADATA = sa.MetaData()
@@ -31,7 +31,7 @@ async def relay(url: str, nameserver: str) -> None:
 
     engine = create_async_engine(url)
     async with Producer("p", nameservers=nameserver, config=ProducerConfig(idempotent=True)) as producer:
-        await OUTBOX.relay(engine, producer, batch=4, interval=0.01)
+        await OUTBOX.relay(engine, producer, batch=16, interval=0.01)
 
 
 async def left(url: str) -> int:
