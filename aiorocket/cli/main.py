@@ -128,7 +128,8 @@ def _leave(code: object) -> None:
     """End the process without taking the interpreter apart, which costs a command that has told what it had to tell a
     tenth of its time. Not when somebody measures it, or the last of its output does not come through."""
     if isinstance(code, int) and sys.getprofile() is None and sys.gettrace() is None:
-        with suppress(OSError):
-            sys.stdout.flush()
-            sys.stderr.flush()
+        with suppress(OSError, ValueError):
+            for stream in (sys.stdout, sys.stderr):
+                if stream is not None:  # as it is when there was none at the start
+                    stream.flush()
             os._exit(code)

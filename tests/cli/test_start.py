@@ -4,6 +4,7 @@ which a busy machine cannot disturb."""
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -108,6 +109,9 @@ def test_output_that_does_not_come_through_is_a_failure() -> None:
         told = subprocess.run([sys.executable, "-m", "aiorocket", "--help"], stdout=full, timeout=140, check=False,
                               stderr=subprocess.PIPE)  # fmt: skip
     assert told.returncode == 1 and b"No space left" in told.stderr
+    closed = subprocess.run(["sh", "-c", f"{shlex.quote(sys.executable)} -m aiorocket --help >&-"], timeout=60,
+                            capture_output=True, check=False)  # fmt: skip
+    assert (closed.returncode, closed.stderr) == (0, b"")
 
 
 def test_help_is_as_wide_as_the_terminal_and_no_wider_than_is_read() -> None:
