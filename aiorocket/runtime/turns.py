@@ -89,9 +89,13 @@ class Rounds:
         """Whether the work that asks has had its slice."""
         return self._spent >= self._until
 
+    def full(self) -> bool:
+        """Whether nothing is left of this turn."""
+        return self._spent >= self._most
+
     def begin(self, work: Generator[None, None, object]) -> bool:
         """Go on with it at once if something of this turn is left, and in turns to come; whether it is at its end."""
-        if self._spent < self._most and self._is_done(work):
+        if not self.full() and self._is_done(work):
             return True
         self._works.append(work)
         self._arm()

@@ -10,12 +10,14 @@ if TYPE_CHECKING:
     from aiorocket.broker.core.sql92 import Expression
     from aiorocket_protocol import RecordView
 
-__all__ = ("FILTER_WORK", "SCAN", "RecordFilter", "Selected")
+__all__ = ("COMPILING", "FILTER_WORK", "SCAN", "RecordFilter", "Selected")
 
 #: Messages that one pull looks at, at least (RocketMQ's 16,000 bytes of consume queue).
 SCAN = 800
 #: Messages times ``cost`` that are looked at in one turn of the loop: some 20 ms.
 FILTER_WORK = 80_000
+#: The same for a character of an expression that is compiled.
+COMPILING = 12
 #: Words of an expression that take as long as reading a message's properties, about.
 _PROPERTIES = 20
 

@@ -233,7 +233,9 @@ class ClientHandlers:
         body = encode_body(ConsumerListBody(live.client_ids()), connection.reply_type(command))
         return RemotingCommand.response(body=body)
 
-    def check_client_config(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    def check_client_config(
+        self, connection: Connection, command: RemotingCommand
+    ) -> RemotingCommand | Awaitable[RemotingCommand]:
         """Code 46: may this subscription be used here, and does it compile?"""
         found = plain_body(command).get("subscriptionData")
         subscription = Plain(found if isinstance(found, dict) else {}, "subscriptionData")
@@ -241,11 +243,15 @@ class ClientHandlers:
         refusal = check_filter_type(kind, self._property_filter)
         if refusal is not None:
             return refuse(refusal)
-        if not is_tag_type(kind):
-            from aiorocket.broker.core.sql92 import Sql92Error, parse
+        return RemotingCommand.response() if is_tag_type(kind) else self._compiles(subscription.text("subString", ""))
 
+    async def _compiles(self, expression: str) -> RemotingCommand:
+        from aiorocket.broker.core.sql92 import Sql92Error, parse
+
+        async with self._one_long:
+            await asyncio.sleep(0)  # a long one takes 25 ms
             try:
-                parse(subscription.text("subString", ""))
+                parse(expression)
             except Sql92Error as error:
                 return RemotingCommand.response(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=str(error))
         return RemotingCommand.response()

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from aiorocket.broker.answers import refuse, tell_gone, unknown_topic
-from aiorocket.broker.core.groups import Subscription, weight_of
+from aiorocket.broker.core.groups import Subscription, is_tag_type, weight_of
 from aiorocket.broker.core.long_poll import LongPolls, ParkedPull
 from aiorocket.broker.core.names import Refusal, full
 from aiorocket.broker.core.pop_answer import Wanted
@@ -81,7 +81,7 @@ class PopHandlers:
         store: MessageStore,
         *,
         revival: PopRevival,
-        subscription: Callable[[str, str | None, str | None], Subscription | Refusal],
+        subscription: Callable[..., Subscription | Refusal],
     ) -> None:
         self._loop = loop
         self._clock = clock
@@ -123,6 +123,30 @@ class PopHandlers:
     def pop(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         """Code 200050: None when it is parked or answered already."""
         header = command.read(PopMessageRequestHeader)
+        if header.exp and not is_tag_type(header.exp_type) and self._rounds.full():
+            limits, own = self._limits, len(header.exp)  # compiling it takes a share of a turn, too
+            if len(self._rounds) >= limits.pops_under_way or self._weight + own > limits.filter_memory // 8:
+                return refuse(full("pops_under_way", limits.pops_under_way, "a pop by SQL cannot wait for its turn"))
+            self._weight += own
+            self._rounds.begin(self._pop_later(connection, command, header))
+            shed(command)
+            return None
+        return self._pop(connection, command, header)
+
+    def _pop_later(
+        self, connection: Connection, command: RemotingCommand, header: PopMessageRequestHeader
+    ) -> Generator[None, None, None]:
+        self._weight -= len(header.exp or "")
+        if (
+            not (connection.closed or self._looks.closed)
+            and (answer := self._pop(connection, command, header)) is not None
+        ):
+            connection.reply(command, answer)
+        yield from ()
+
+    def _pop(
+        self, connection: Connection, command: RemotingCommand, header: PopMessageRequestHeader
+    ) -> RemotingCommand | None:
         if isinstance(checked := self._check(header.consumer_group, header.topic, header.queue_id), Refusal):
             return refuse(checked)
         count, invisible = header.max_msg_nums, header.invisible_time
@@ -134,7 +158,7 @@ class PopHandlers:
             return refuse(full("popped", self._most, f"group {header.consumer_group} gets nothing more for now"))
         accept, own = None, 0
         if header.exp:
-            subscription = self._subscription(header.topic, header.exp, header.exp_type)
+            subscription = self._subscription(header.topic, header.exp, header.exp_type, spend=self._rounds.spend)
             if isinstance(subscription, Refusal):
                 return refuse(subscription)
             accept = subscription.accept

@@ -22,7 +22,7 @@ from aiorocket.broker.core.pull_checks import (
     parse_subscription,
     registered_subscription,
 )
-from aiorocket.broker.core.record_filter import FILTER_WORK, RecordFilter
+from aiorocket.broker.core.record_filter import COMPILING, FILTER_WORK, RecordFilter
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.filtered import read_filtered
 from aiorocket.broker.lower_commits import warn_of_lower
@@ -154,7 +154,10 @@ class PullHandlers:
             if refusal is not None:
                 return refuse(refusal)
         flags = header.sys_flag
+        spent = self._spent  # before its filter is compiled, which must not keep it from its own turn
         if flags & _OWN_FILTER:
+            if spent > FILTER_WORK and not is_tag_type(header.expression_type):  # compiling takes of it, too
+                return not_found(self._unread(topic_name, queue_id, header.queue_offset), header.queue_offset)
             subscription = self._parse(header)
         else:
             subscription = registered_subscription(
@@ -190,7 +193,7 @@ class PullHandlers:
                 return None
         count = self._count(command, header)
         filters = type(accept) is RecordFilter
-        if filters and self._spent > FILTER_WORK:  # others have had this turn: its client asks again
+        if filters and spent > FILTER_WORK:  # others have had this turn: its client asks again
             return not_found(self._unread(topic_name, queue_id, offset), offset)
         read = self._select if filters else self._read
         result = read(topic_name, queue_id, offset, count, self._bytes(header), accept)
@@ -411,15 +414,18 @@ class PullHandlers:
             self._store, topic, queue_id, offset, max_messages, max_bytes, accept,
             work=FILTER_WORK // 2, scan_bytes=self._max_bytes,
         )  # fmt: skip
-        if not self._spent:
-            self._loop.call_soon(self._rest)
-        self._spent += took
+        self._spend(took)
         return result
 
     def _unread(self, topic: str, queue_id: int, offset: int) -> ReadResult:
         """Nothing, and more to look at: others have had this turn."""
         low, high = self._store.min_offset(topic, queue_id), self._end(topic, queue_id)
         return ReadResult(ReadStatus.NO_MATCHED_MESSAGE, (), offset, low, high, 0)
+
+    def _spend(self, work: int) -> None:
+        if not self._spent:
+            self._loop.call_soon(self._rest)
+        self._spent += work
 
     def _rest(self) -> None:
         self._spent = 0
@@ -442,9 +448,15 @@ class PullHandlers:
         return self.subscription(header.topic, header.subscription, header.expression_type, header.sub_version)
 
     def subscription(
-        self, topic: str, expression: str | None, expression_type: str | None, version: int = 0
+        self,
+        topic: str,
+        expression: str | None,
+        expression_type: str | None,
+        version: int = 0,
+        *,
+        spend: Callable[[int], None] | None = None,
     ) -> Subscription | Refusal:
-        """That of a request which brings its own expression."""
+        """That of a request which brings its own expression. What compiling it takes of a turn is told to ``spend``."""
         key = (topic, expression, expression_type)
         known = self._parsed.get(key)
         if known is not None:
@@ -452,6 +464,8 @@ class PullHandlers:
         limits = self._limits
         if (refusal := filter_refusal(expression, limits)) is not None:
             return refusal
+        if not is_tag_type(expression_type):
+            (spend or self._spend)(COMPILING * len(expression or "") + 1)
         parsed = parse_subscription(topic, expression, expression_type, version, self._property_filter)
         if isinstance(parsed, Subscription):
             if len(parsed.data.code_set) > limits.filter_tags:
