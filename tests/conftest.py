@@ -41,9 +41,6 @@ _INTEROP_WORKERS = 2
 #: Long ones begin, so that no worker is left with one at the end.
 _FIRST = ("interop", "harness", "spark", "cli", "apps", "sim", "storage", "remoting", "architecture")
 
-#: What runs when its mark or its name is said, or by one of these of the environment.
-_BY_NAME = {"interop": ("AIOROCKET_INTEROP", "AIOROCKET_REQUIRE_INTEROP"), "harness": ("AIOROCKET_HARNESS",)}
-
 #: ``-m quick``: rules, parts and stories; no clusters for hours, processes or Spark, and not these long files.
 _QUICK = {
     "architecture", "broker", "client", "contract", "integration", "nameserver", "protocol", "remoting", "runtime",
@@ -84,18 +81,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """A run does not even read the folders of which it runs nothing, unless it is told their names: there it says why.
-    To import Spark takes seconds, each worker would read 500 tests that it skips in three."""
-    if collection_path.parent != Path(__file__).parent or not collection_path.is_dir():
-        return None
-    name, marks = collection_path.name, config.option.markexpr
-    if name in _BY_NAME:
-        named = any(
-            collection_path in (path := Path(each.partition("::")[0]).absolute(), *path.parents) for each in config.args
-        )
-        asked = named or name in marks or any(os.environ.get(each) == "1" for each in _BY_NAME[name])
-        return None if asked else True
-    return True if marks == "quick" and name not in _QUICK else None
+    """``-m quick`` does not even read the folders of which it runs nothing: to import Spark takes seconds."""
+    folder = collection_path.parent == Path(__file__).parent and collection_path.is_dir()
+    return True if config.option.markexpr == "quick" and folder and collection_path.name not in _QUICK else None
 
 
 @pytest.hookimpl(tryfirst=True)
