@@ -56,13 +56,18 @@ _PATIENCE = 100  # times 10 ms for closing sockets and ending threads to be gone
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """One for each core when folders run; none, which is this process alone, for single files and for ``-s``."""
+    """One more than there are cores when folders run: tests wait for disks, processes and a JVM for a third of their
+    time. One for each core where a mark asks for more; none, which is this process alone, for single files and ``-s``.
+    """
     folders = all(Path(name).is_dir() for name in config.args)
     if not folders or config.option.capture == "no":
         return 0
     required = "1" in (os.environ.get("AIOROCKET_INTEROP"), os.environ.get("AIOROCKET_REQUIRE_INTEROP"))
     interop = required or "interop" in config.option.markexpr.replace("not interop", "")
-    return min(_INTEROP_WORKERS, os.cpu_count() or 1) if interop else None
+    cores = os.cpu_count() or 1
+    if interop:
+        return min(_INTEROP_WORKERS, cores)
+    return None if config.option.markexpr else cores + 1
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
