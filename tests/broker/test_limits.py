@@ -690,3 +690,13 @@ async def test_pops_that_waited_once_leave_nothing_behind() -> None:
         await peer.call(28)
         assert sum(map(len, parts.pops.awaited.values())) <= 1100
         await peer.close()
+
+
+async def test_a_pop_whose_filter_waits_to_be_compiled_is_refused_by_the_limit_that_it_meets() -> None:
+    async with broker() as (server, peer):
+        assert server.parts is not None
+        pops = server.parts.pops
+        pops._rounds._most = 0  # nothing is left of any turn
+        pops._weight = SMALL.filter_memory
+        await peer.ask(200050, pop_header(exp="a = 1", exp_type="SQL92"))
+        assert f"filter_memory={SMALL.filter_memory}" in ((await peer.answer()).remark or "")

@@ -124,9 +124,9 @@ class PopHandlers:
         """Code 200050: None when it is parked or answered already."""
         header = command.read(PopMessageRequestHeader)
         if header.exp and not is_tag_type(header.exp_type) and self._rounds.full():
-            limits, own = self._limits, len(header.exp)  # compiling it takes a share of a turn, too
-            if len(self._rounds) >= limits.pops_under_way or self._weight + own > limits.filter_memory // 8:
-                return refuse(full("pops_under_way", limits.pops_under_way, "a pop by SQL cannot wait for its turn"))
+            own = len(header.exp)  # compiling it takes a share of a turn, too
+            if (reached := self._reached(own)) is not None:
+                return refuse(full(*reached, "a pop by SQL cannot wait for its turn"))
             self._weight += own
             self._rounds.begin(self._pop_later(connection, command, header))
             shed(command)
@@ -203,15 +203,21 @@ class PopHandlers:
         peeks: bool = False,
     ) -> RemotingCommand | None:
         """Queues are looked at now, or those that are left in turns to come. ``own`` is what its filter takes."""
-        limits = self._limits
-        if len(self._rounds) >= limits.pops_under_way:
-            return self._nothing(wanted, full=f"pops_under_way={limits.pops_under_way}")
-        if self._weight and self._weight + own > limits.filter_memory // 8:
-            return self._nothing(wanted, full=f"filter_memory={limits.filter_memory}")
+        if (reached := self._reached(own)) is not None:
+            return self._nothing(wanted, full="{}={}".format(*reached))
         self._weight += own
         work = self._serve_peek if peeks else self._serve_or_park
         if not self._rounds.begin(work(connection, command, wanted, hold_ms, own)):
             shed(command)
+        return None
+
+    def _reached(self, own: int) -> tuple[str, int] | None:
+        """The limit for which no more looks may be under way. ``own`` is what the filter of the next one takes."""
+        limits = self._limits
+        if len(self._rounds) >= limits.pops_under_way:
+            return "pops_under_way", limits.pops_under_way
+        if self._weight and self._weight + own > limits.filter_memory // 8:
+            return "filter_memory", limits.filter_memory
         return None
 
     def _serve_or_park(
