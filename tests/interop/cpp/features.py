@@ -53,6 +53,18 @@ def until(done: Callable[[], bool], what: Callable[[], str]) -> None:
         time.sleep(0.02)
 
 
+def pulled(consumer: Any, topic: str, count: int) -> list[str]:
+    """So many bodies at least: one pull may end with nothing where the machine has other things to do."""
+    bodies: list[str] = []
+
+    def enough() -> bool:
+        bodies.extend(str(received) for received in consumer.pull(topic))
+        return len(bodies) >= count
+
+    until(enough, lambda: f"{count} wanted, got {bodies}")
+    return bodies
+
+
 def numbered(first: int, end: int) -> list[str]:
     return [f"m{number}" for number in range(first, end)]
 
@@ -164,13 +176,7 @@ class Features:
         for first in (0, 20):
             for body in numbered(first, first + 20):
                 sender.send_sync(message(topic, body))
-            bodies: list[str] = []
-
-            def pulled(bodies: list[str] = bodies) -> bool:
-                bodies += [str(received) for received in made.pull(topic)]
-                return len(bodies) >= 20
-
-            until(pulled, lambda bodies=bodies: f"20 wanted, got {bodies}")  # type: ignore[misc]
+            bodies = pulled(made, topic, 20)
             assert sorted(bodies) == sorted(numbered(first, first + 20)), bodies
         return "20 pulled, and 20 more from there"
 
