@@ -263,6 +263,34 @@ def test_a_stop_stores_then_unlocks_then_leaves(orderly: bool) -> None:
     run(scenario)
 
 
+def test_a_heartbeat_under_way_brings_back_no_member_that_has_left() -> None:
+    """Apache's brokers work the two side by side, and had the member for two more minutes."""
+
+    async def scenario(cluster: SimCluster) -> None:
+        async def script() -> None:
+            loop, faults = asyncio.get_running_loop(), cluster.brokers[0].faults
+            async with Client(nameservers=cluster.endpoints, env=cluster.sim.env()) as client:
+                faulty: list[dict[str, Any]] = [{"delay": 0.5}, {"drop": True}]
+                for late in faulty:
+                    member = Consumer("g", client=client)
+                    member.listener("t")(ok)
+                    await member.start()
+                    await asyncio.sleep(1)
+                    faults.next("HEART_BEAT", **late)
+                    client.session.subscriptions_changed()
+                    await asyncio.sleep(0.1)
+                    assert not faults.pending("HEART_BEAT")
+                    began = loop.time()
+                    await member.stop()
+                    assert loop.time() - began < 3.1  # as long as it waits for any answer
+                    await asyncio.sleep(1)
+                    assert await members(cluster, "g") == []
+
+        await cluster.sim.host("10.5.5.5").run(script())
+
+    run(scenario)
+
+
 # -- members that want different things --
 
 
