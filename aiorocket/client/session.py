@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 from aiorocket.client.core.lifecycle import Lifecycle, State
 from aiorocket.client.core.retry import remote_error, unreached
 from aiorocket.client.core.routes import TopicRoute, parse_nameservers
+from aiorocket.client.leaving import unregister
 from aiorocket.client.outage_log import OutageLog
 from aiorocket.client.route_table import RouteTable
 from aiorocket.config import ClientConfig
@@ -230,33 +231,9 @@ class Session:
 
     async def _unregister(self, header: UnregisterClientRequestHeader) -> None:
         self._registration += 1
-        timeout = self.config.remoting.request_timeout
-        waiting: list[asyncio.Future[RemotingCommand]] = []
-
-        def tell(connection: Connection, heartbeat: asyncio.Task[Exception | None] | None = None) -> None:
-            command = RemotingCommand.request(RequestCode.UNREGISTER_CLIENT, header)
-            with suppress(RocketError):
-                if heartbeat is None or (not heartbeat.cancelled() and heartbeat.result() is None):
-                    waiting.append(answer := connection.request(command, timeout))
-                    answer.add_done_callback(_seen)
-                else:
-                    connection.oneway(command)  # it does not answer
-
-        # Apache's brokers work heartbeats and this side by side: one that is under way could register us once more, and
-        # nobody would read our queues until we are missed, two minutes later.
-        heartbeats = []
-        for address in sorted(self.routes.broker_addresses(masters_only=False)):
-            if (connection := self.remoting.live(address)) is not None:
-                heartbeat = self._heartbeats.get(connection)
-                if heartbeat is None or heartbeat.done():
-                    tell(connection)
-                else:
-                    heartbeat.add_done_callback(partial(tell, connection))
-                    heartbeats.append(heartbeat)
-        if heartbeats:
-            await asyncio.wait(heartbeats)
-        # A broker that does not answer forgets us by itself when the connection closes.
-        await asyncio.gather(*waiting, return_exceptions=True)
+        live = map(self.remoting.live, sorted(self.routes.broker_addresses(masters_only=False)))
+        heartbeats = {connection: self._heartbeats.get(connection) for connection in live if connection is not None}
+        await unregister(header, heartbeats, self.config.remoting.request_timeout)
 
     # -- requests --
 
@@ -418,9 +395,3 @@ class Session:
     def watch_routes(self, callback: Callable[[TopicRoute], None]) -> Callable[[], None]:
         """Call ``callback`` with every route that changed; the returned function ends that."""
         return self.routes.watch(callback)
-
-
-def _seen(answer: asyncio.Future[RemotingCommand]) -> None:
-    """Also where whoever waited for it was cancelled."""
-    if not answer.cancelled():
-        answer.exception()
