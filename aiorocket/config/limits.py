@@ -8,9 +8,15 @@ client would.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
+from typing import TYPE_CHECKING
 
 from aiorocket.config.remoting import MIB, check_numbers, check_positive
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass
+else:
+    from aiorocket.config.quick import dataclass
 
 __all__ = ("Limits",)
 

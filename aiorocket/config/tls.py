@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import field
+from typing import TYPE_CHECKING, Literal
 
 from aiorocket.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass
+else:
+    from aiorocket.config.quick import dataclass
 
 __all__ = ("ServerTlsConfig", "TlsConfig")
 

@@ -6,7 +6,6 @@ from aiorocket.runtime.disk import Disk, File, Lock, RealDisk
 from aiorocket.runtime.entropy import Entropy
 from aiorocket.runtime.env import Env, memory_env, real_env
 from aiorocket.runtime.loop import new_event_loop, run
-from aiorocket.runtime.memory_disk import MemoryDisk
 from aiorocket.runtime.tasks import TaskScope
 
 __all__ = (
@@ -17,7 +16,6 @@ __all__ = (
     "Env",
     "File",
     "Lock",
-    "MemoryDisk",
     "RealDisk",
     "TaskScope",
     "TimeoutQueue",

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from aiorocket.runtime.clock import Clock, WallClock
 from aiorocket.runtime.disk import Disk, RealDisk
 from aiorocket.runtime.entropy import Entropy
-from aiorocket.runtime.memory_disk import MemoryDisk
 
 __all__ = ("Env", "memory_env", "real_env")
 
@@ -29,4 +28,6 @@ def real_env() -> Env:
 
 def memory_env() -> Env:
     """The machine's clock and randomness; files live in memory and end with this object."""
+    from aiorocket.runtime.memory_disk import MemoryDisk  # nothing for a client
+
     return Env(WallClock(), Entropy(), MemoryDisk())

@@ -17,7 +17,7 @@ from aiorocket.testing.server import RocketMQServer, broker_thread
 from aiorocket_protocol import NAMESERVER_PORT
 
 #: Of click there are 75 on 3.11; asyncio alone would be 60 more, a client 180.
-MOST = 125
+MOST = 115
 
 _COUNT = """
 import sys

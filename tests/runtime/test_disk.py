@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from aiorocket.errors import StoreLockedError
-from aiorocket.runtime import Disk, MemoryDisk, RealDisk
+from aiorocket.runtime import Disk, RealDisk
+from aiorocket.runtime.memory_disk import MemoryDisk
 from aiorocket.testing import SimDisk
 
 
