@@ -115,7 +115,10 @@ def client_options(function: F) -> F:
 
     decorated: Any = command
     for option in (
-        click.option("--tls-insecure", is_flag=True, help="TLS to servers whose certificates nobody checks."),
+        click.option(
+            "--tls-verify/--tls-insecure", default=True, envvar="AIOROCKET_TLS_VERIFY", show_envvar=True,
+            help="With --tls-insecure TLS to servers whose certificates nobody checks.",
+        ),
         *(
             click.option(
                 f"--tls-{name}", metavar="FILE", envvar=f"AIOROCKET_TLS_{name.upper()}", show_envvar=True, help=text
@@ -153,7 +156,7 @@ def client_options(function: F) -> F:
 
 _OWN = (
     "settings_file", "nameservers", "address_map", "namespace", "credentials",
-    "tls", "tls_ca", "tls_cert", "tls_key", "tls_insecure",
+    "tls", "tls_ca", "tls_cert", "tls_key", "tls_verify",
 )  # fmt: skip
 
 
@@ -167,7 +170,7 @@ def _client_config(
     tls_ca: str | None,
     tls_cert: str | None,
     tls_key: str | None,
-    tls_insecure: bool,
+    tls_verify: bool,
 ) -> ClientConfig:
     said: dict[str, Any] = {}
     if credentials is not None:
@@ -179,8 +182,8 @@ def _client_config(
         if keys != (None, None):
             said |= {"access_key": keys[0], "secret_key": keys[1], "security_token": None, "credentials_file": None}
     try:
-        if tls_ca is not None or tls_cert is not None or tls_key is not None or tls_insecure:
-            said["tls"] = aiorocket.TlsConfig(ca=tls_ca, cert=tls_cert, key=tls_key, verify=not tls_insecure)
+        if tls_ca is not None or tls_cert is not None or tls_key is not None or not tls_verify:
+            said["tls"] = aiorocket.TlsConfig(ca=tls_ca, cert=tls_cert, key=tls_key, verify=tls_verify)
         elif tls:
             said["tls"] = True
         if namespace:

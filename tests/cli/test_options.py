@@ -12,7 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from aiorocket import ClientConfig
+from aiorocket import ClientConfig, TlsConfig
 from aiorocket.cli.consume import _read_start
 from aiorocket.cli.main import cli
 from aiorocket.cli.options import client_options, nameserver_option, parse_nameservers
@@ -121,10 +121,13 @@ def commands(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Co
 
 def test_every_client_is_told_in_the_same_words() -> None:
     """Whatever asks name servers; ``lake`` hands them to Spark, and takes the same variables."""
-    words = {"--nameserver", "--config", "--credentials", "--namespace", "--tls", "--tls-ca", "--tls-cert", "--tls-key"}
+    words = {
+        "--nameserver", "--config", "--credentials", "--namespace", "--address-map",
+        "--tls", "--tls-ca", "--tls-cert", "--tls-key", "--tls-verify",
+    }  # fmt: skip
     found = {}
     for name, command in commands(cli):
-        options = {option for each in command.params for option in each.opts}
+        options = {option for each in command.params if each.envvar for option in each.opts}
         if "--nameserver" in options and name != "broker" and not name.startswith("lake "):
             found[name] = words - options
     assert len(found) > 40 and not any(found.values()), found
@@ -154,7 +157,9 @@ def test_a_client_takes_a_file_and_options_come_before_it(tmp_path: Path, monkey
     assert run(*file, AIOROCKET_ACCESS_KEY="you", AIOROCKET_SECRET_KEY="psst").access_key == "you"
     other = run(*file, "--credentials", "k.json", "--tls")
     assert (other.access_key, other.credentials_file, other.tls) == (None, "k.json", True)
-    assert run() == ClientConfig(nameservers=("127.0.0.1:9876",))
+    assert run() == run(AIOROCKET_TLS_VERIFY="") == ClientConfig(nameservers=("127.0.0.1:9876",))
+    assert run("--tls-insecure").tls == run(AIOROCKET_TLS_VERIFY="no").tls == TlsConfig(verify=False)
+    assert run("--tls-verify", AIOROCKET_TLS_VERIFY="no").tls is False
     result = CliRunner().invoke(command, ["--config", str(tmp_path / "none.toml")])
     assert result.exit_code == 2 and "none.toml" in result.output
 

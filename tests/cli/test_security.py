@@ -85,6 +85,13 @@ def test_spark_commands_take_the_same_environment(monkeypatch: pytest.MonkeyPatc
     assert with_environment({"tags": "a"}) == {"tags": "a"}
     monkeypatch.setenv("AIOROCKET_TLS", "1")
     assert with_environment({}) == {"tls": "true"}
+    monkeypatch.setenv("AIOROCKET_TLS_VERIFY", "no")
+    monkeypatch.setenv("AIOROCKET_ADDRESS_MAP", "a=b")
+    unchecked = {"tls": "true", "tlsVerify": "false", "addressMap": "a=b"}
+    assert with_environment({}) == unchecked and with_environment({"tlsCa": CA}) == {"tlsCa": CA, "addressMap": "a=b"}
+    monkeypatch.setenv("AIOROCKET_TLS_VERIFY", "yes")
+    monkeypatch.delenv("AIOROCKET_ADDRESS_MAP")
+    assert with_environment({}) == {"tls": "true"}
     for name, value in (("ACCESS_KEY", "me"), ("SECRET_KEY", SECRET), ("NAMESPACE", "ns"), ("TLS_CA", CA)):
         monkeypatch.setenv(f"AIOROCKET_{name}", value)
     keys, tls = {"accessKey": "me", "secretKey": SECRET}, {"tls": "true", "tlsCa": CA}

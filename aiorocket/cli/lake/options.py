@@ -104,8 +104,11 @@ _ENVIRONMENT = {
     "AIOROCKET_TLS_CA": "tlsCa",
     "AIOROCKET_TLS_CERT": "tlsCert",
     "AIOROCKET_TLS_KEY": "tlsKey",
+    "AIOROCKET_TLS_VERIFY": "tlsVerify",
+    "AIOROCKET_ADDRESS_MAP": "addressMap",
 }
-_KEYS, _CERTIFICATES = {"credentialsFile", "accessKey", "secretKey", "securityToken"}, {"tlsCa", "tlsCert", "tlsKey"}
+_KEYS = {"credentialsFile", "accessKey", "secretKey", "securityToken"}
+_CERTIFICATES = {"tlsCa", "tlsCert", "tlsKey", "tlsVerify"}
 
 
 def with_environment(options: dict[str, str]) -> dict[str, str]:
@@ -114,11 +117,13 @@ def with_environment(options: dict[str, str]) -> dict[str, str]:
     found = {option: value for name, option in _ENVIRONMENT.items() if (value := os.environ.get(name))}
     if "credentialsFile" in found:
         found = {name: value for name, value in found.items() if name not in ("accessKey", "secretKey")}
+    if "tlsVerify" in found and click.BOOL.convert(found.pop("tlsVerify"), None, None) is False:
+        found["tlsVerify"] = "false"
     if found.keys() & _CERTIFICATES:
         found["tls"] = "true"
     elif "tls" in found:
         found["tls"] = str(click.BOOL.convert(found["tls"], None, None)).lower()
-    for family in (_KEYS, _CERTIFICATES | {"tls", "tlsVerify"}):
+    for family in (_KEYS, _CERTIFICATES | {"tls"}):
         if options.keys() & family:
             found = {name: value for name, value in found.items() if name not in family}
     return {**found, **options}
