@@ -167,7 +167,7 @@ async def test_an_answer_nobody_can_read_may_be_stored(scripted: Scripted) -> No
 async def test_a_topic_without_write_permission(scripted: Scripted) -> None:
     scripted.perm = 4
     async with Producer("p", nameservers=scripted.address) as producer:
-        with pytest.raises(TopicNotFoundError, match="no queue that can be written"):
+        with pytest.raises(TopicNotFoundError, match=r"no queue that can be written.*`topic update t --permission RW`"):
             await producer.send("t", b"x")
 
 

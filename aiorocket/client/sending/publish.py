@@ -63,7 +63,9 @@ class Publish:
         ]
         if not targets:
             raise TopicNotFoundError(
-                f"topic {route.topic!r} has a route but no queue that can be written: no write permission, or no master"
+                f"topic {topic!r} has a route but no queue that can be written: no write permission, or no master. "
+                f"`aiorocket topic route {topic}` shows which; `topic update {topic} --permission RW` or "
+                "`cluster write BROKER on` gives the permission"
             )
         self.choice = QueueChoice(targets, start)
         self.next = self.choice.next
