@@ -81,7 +81,9 @@ class _LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:  # for which click has "Aborted!" and 1
+        except (KeyboardInterrupt, click.Abort) as error:  # the latter at a question; click has 1 for both
+            if isinstance(error, click.Abort):
+                click.echo(err=True)  # the question's line ends
             raise click.exceptions.Exit(INTERRUPTED) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -19,6 +19,9 @@ T = TypeVar("T")
 
 #: ResponseCode.NO_PERMISSION, without the import of all codes.
 _NO_PERMISSION = 16
+#: What its remark has when signing in as somebody else would not help: it says what does, or it is about a topic, a
+#: group or a setting (the last of Apache's brokers).
+_NOT_WHO = ("--", "access file", "forbidden", "not writable", "not allowed to set", "is fixed", "black list")
 
 
 def run(work: Coroutine[object, object, T]) -> T:
@@ -41,9 +44,9 @@ def told_in_a_line() -> Iterator[None]:
     except (aiorocket.RocketError, aiorocket.ProtocolError) as error:
         kind = BadInputError if isinstance(error, aiorocket.BadNameError) else click.ClickException
         text = in_lines(error)
-        if isinstance(error, aiorocket.RemoteError) and error.code == _NO_PERMISSION:
-            said = "--" in text or "access file" in text
-            text += "" if said else "; sign in as one who may (--credentials)"
+        refused = isinstance(error, aiorocket.RemoteError) and error.code == _NO_PERMISSION
+        if refused and not any(words in text for words in _NOT_WHO):
+            text += "; sign in as one who may (--credentials)"
         raise kind(text) from error
     except BrokenPipeError:
         raise  # whoever read our output is gone: click ends the process without a word

@@ -261,8 +261,12 @@ def test_an_error_names_the_next_step(ask: Run) -> None:
     # Who says where a broker is needs no word about addresses that brokers register.
     given = ask("topic", "list", "--broker", nobody)
     assert given.exit_code == 1 and "refused" in given.output and "address_map" not in given.output
-    other = ask("message", "get", "zz")
-    assert other.exit_code == 1 and "looked up in its topic (by_unique_key, --topic)" in other.output
+    for unique in ("zz", "7F000001CE287B46F0CF8AD8FB88F0D0"):
+        other = ask("message", "get", unique)
+        assert other.exit_code == 1 and "looked up in its topic (by_unique_key, --topic)" in other.output
+    # Nobody else may either: no word about signing in.
+    fixed = ask("cluster", "set", "broker-a", "brokerName=b")
+    assert fixed.exit_code == 1 and "is fixed" in fixed.output and "sign in" not in fixed.output
 
 
 def test_settings_change_while_it_runs(ask: Run) -> None:
@@ -542,6 +546,16 @@ def test_completing_a_word_asks_no_question(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(click, "confirm", asked.append)
     topic.commands["delete"].make_context("delete", ["events"], resilient_parsing=True)
     assert not asked
+
+
+def test_ctrl_c_at_a_question_ends_as_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_question: str) -> bool:
+        raise click.Abort
+
+    monkeypatch.setattr(click, "confirm", interrupted)
+    monkeypatch.setattr("aiorocket.cli.asked.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
+    ended = CliRunner().invoke(cli, ["topic", "delete", "events"])
+    assert (ended.exit_code, ended.output) == (130, "\n")
 
 
 def test_what_goes_on_until_it_is_interrupted_ends_as_interrupted(server: RocketMQServer) -> None:

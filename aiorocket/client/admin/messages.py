@@ -68,6 +68,8 @@ class Messages:
         is gone. UsageError for another id: those of senders are looked up ``by_unique_key``."""
         try:
             host, port, offset = parse_offset_msg_id(offset_msg_id.strip())
+            if not 0 < port < 1 << 16:  # where a sender's id of as many digits has its process
+                raise ProtocolError(f"names port {port}", where="offset message id")
         except ProtocolError as error:
             raise UsageError(
                 f"{offset_msg_id!r} is no offset id ({error}): a sender's is looked up in its topic (by_unique_key, "
