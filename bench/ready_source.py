@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+from aiorocket.spark.partition import flush_worker
 from bench.naive_source import SCHEMA
 
 if TYPE_CHECKING:
@@ -62,3 +63,4 @@ class _Reader(DataSourceReader):
             reader = pa.ipc.open_file(file)
             for number in range(reader.num_record_batches):
                 yield reader.get_batch(number)
+                flush_worker()

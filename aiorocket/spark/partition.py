@@ -3,9 +3,12 @@ record batches."""
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, closing
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
     from aiorocket.spark.options import SourceOptions
     from aiorocket.spark.planner import QueueRange
 
-__all__ = ("QueuePartition", "cores", "read_partition")
+__all__ = ("QueuePartition", "cores", "flush_worker", "read_partition")
 
 
 class QueuePartition(InputPartition):
@@ -60,6 +63,23 @@ def read_partition(partition: InputPartition, options: SourceOptions, names: Seq
                 batch = batch.filter(_one_of(tags.column("tags"), options.tags))
             if batch.num_rows:
                 yield batch
+                flush_worker()
+
+
+def flush_worker() -> None:
+    """Hands the rest of the batch that PySpark was given last to the JVM; to be called inside of what it iterates over.
+
+    A worker writes through a buffer of 64 KiB, where the end of a batch waits for the beginning of the next one: the
+    JVM, with nearly all of a batch, would stand still while we decode another. (Measured on two cores: 6 ms between
+    batches cost a quarter of the rows per second, and nothing with a flush.) PySpark 4.3 flushes for UDFs that it calls
+    pipelined, and no version lets a source ask for it. So the stream is taken from where it is written,
+    ``dump_stream``; where PySpark has no such thing, nothing is flushed."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "dump_stream":
+        frame = frame.f_back
+    stream = None if frame is None else frame.f_locals.get("stream")
+    if isinstance(stream, io.BufferedIOBase):
+        stream.flush()
 
 
 def _decoded(chunk: Chunk, options: SourceOptions, names: Sequence[str], legacy: bool) -> pa.RecordBatch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 from collections.abc import Iterator
@@ -12,11 +13,13 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import InputPartition
+from pyspark.sql.pandas.serializers import ArrowStreamSerializer
 
 from aiorocket.errors import UsageError
 from aiorocket.model import OutgoingMessage, Queue
 from aiorocket.spark import DataLossError, cluster
 from aiorocket.spark import bridge as spark_bridge
+from aiorocket.spark import partition as task
 from aiorocket.spark.batch import BatchReader
 from aiorocket.spark.columns import LEGACY_COLUMNS, ROW_COLUMNS, arrow_schema, spark_schema
 from aiorocket.spark.options import SourceOptions
@@ -309,6 +312,26 @@ def test_one_large_queue_is_split_without_loss_or_repeat(spark: SparkSession, na
     assert [(part.begin, part.end) for each in parts for part in each.value] == [
         (at, at + 1000) for at in range(0, 5000, 1000)
     ]
+
+
+def test_a_batch_is_with_the_jvm_while_the_next_is_decoded(
+    nameserver: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PySpark's own writer with the buffer of a worker: what has left it whenever a batch is decoded."""
+    import pyarrow as pa
+
+    send(nameserver, topic, [str(number) for number in range(9)], queues=3)
+    sent, before, decode = io.BytesIO(), [], task._decoded
+
+    def decoding(*args: Any) -> pa.RecordBatch:
+        before.append(sent.getvalue())
+        return decode(*args)
+
+    monkeypatch.setattr(task, "_decoded", decoding)
+    made = reader(nameserver, topic)
+    (one,) = made.partitions()  # its three queues are a batch each
+    ArrowStreamSerializer().dump_stream(made.read(one), io.BufferedWriter(sent, 65_536))  # type: ignore[no-untyped-call, arg-type]
+    assert [len(pa.ipc.open_stream(each).read_all().to_batches()) for each in before[1:]] == [1, 2]
 
 
 def test_short_queues_share_a_partition(nameserver: str, topic: str) -> None:
