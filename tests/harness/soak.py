@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from aiorocket import Admin, Client, NameServerConfig, Producer, RocketError
+from aiorocket import Admin, Client, ClientConfig, NameServerConfig, Producer, RemotingConfig, RocketError
 from aiorocket.nameserver import NameServer
 from aiorocket.runtime import memory_env
 from tests.harness.crash import History, Load, broker_process, check
@@ -100,7 +100,7 @@ async def _round(number: int, minutes: float, nameserver: str, data: Path, pid: 
             probing.cancel()
     history.close()
     broken = check(history.rows)
-    async with Admin(nameservers=nameserver) as admin:
+    async with Admin(config=_patient(nameserver)) as admin:
         if broken:
             dead = [message.body.decode() async for message in admin.dlq("popping").messages()]
             broken.append(f"{len(dead)} messages are dead letters of popping: {dead[:20]}")
@@ -114,6 +114,11 @@ async def _round(number: int, minutes: float, nameserver: str, data: Path, pid: 
         minutes, sum(row[0] == "ok" for row in history.rows), rss(pid), files,
         took[place // 2], took[place * 99 // 100], took[-1], broken,
     )  # fmt: skip
+
+
+def _patient(nameserver: str) -> ClientConfig:
+    """For what ends a run when it fails: others may have the machine for a while."""
+    return ClientConfig(nameservers=nameserver, remoting=RemotingConfig(request_timeout=60))
 
 
 async def _probe(producer: Producer, took: list[float]) -> None:
