@@ -118,7 +118,7 @@ async def _round(number: int, minutes: float, nameserver: str, data: Path, pid: 
 
 def _patient(nameserver: str) -> ClientConfig:
     """For what ends a run when it fails: others may have the machine for a while."""
-    return ClientConfig(nameservers=nameserver, remoting=RemotingConfig(request_timeout=60))
+    return ClientConfig(nameservers=(nameserver,), remoting=RemotingConfig(request_timeout=60))
 
 
 async def _probe(producer: Producer, took: list[float]) -> None:
