@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from aiorocket.client.core.retry import NO_NAMESERVER, remote_error
+from aiorocket.client.core.retry import NO_BROKERS, NO_NAMESERVER, remote_error
 from aiorocket.client.core.routes import TopicRoute, check_route
 from aiorocket.config import ClientConfig
 from aiorocket.errors import NotConnectedError, RemoteError, RocketError, TopicNotFoundError
@@ -148,7 +148,7 @@ class RouteTable:
         """The first route any name server has; else what each of them said."""
         servers = self._config.nameservers
         said: list[str] = []
-        unknown = False
+        answered = unknown = False
         refused: RemoteError | None = None
         for turn in range(len(servers)):
             index = (self._preferred + turn) % len(servers)
@@ -161,7 +161,7 @@ class RouteTable:
                 header = GetRouteInfoRequestHeader(topic, accept_standard_json_only=True)
                 command = RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
                 response = await connection.request(command, self._config.remoting.request_timeout)
-                self.trouble = ""
+                self.trouble, answered = "", True
                 if response.code == _SUCCESS:
                     self._preferred = index
                     data = decode_body(TopicRouteData, response.body, response.serialize_type)
@@ -181,5 +181,5 @@ class RouteTable:
             return TopicNotFoundError(text)
         if refused is not None:
             return refused
-        self.trouble = f"no name server answers for {text}. {NO_NAMESERVER}"
+        self.trouble = f"no name server answers for {text}. {NO_BROKERS if answered else NO_NAMESERVER}"
         return NotConnectedError(self.trouble)

@@ -137,7 +137,9 @@ async def masters_of(client: Session, cluster: str | None) -> dict[str, str]:
         if MASTER_ID in broker.broker_addrs and cluster in (None, broker.cluster)
     }
     if not masters:
-        raise NotConnectedError(f"no broker is registered with {nameserver}")
+        raise NotConnectedError(
+            f"no broker is registered with {nameserver}: `aiorocket broker --nameserver {nameserver}` starts one"
+        )
     return masters
 
 

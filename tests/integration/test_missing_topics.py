@@ -8,7 +8,10 @@ import logging
 import pytest
 
 import aiorocket
-from aiorocket import Client, ClientConfig, Embedded, Message, Router, TopicNotFoundError, UsageError, embed
+from aiorocket import Admin, Client, ClientConfig, Embedded, Message, Router, TopicNotFoundError, UsageError, embed
+from aiorocket.config import NameServerConfig
+from aiorocket.nameserver import NameServer
+from aiorocket.runtime.env import memory_env
 from aiorocket.testing import Simulation, simulate
 from aiorocket.testing.cluster import SimCluster
 
@@ -114,9 +117,18 @@ async def test_where_no_broker_is_nothing_is_ensured() -> None:
     async with embed() as mq:
         await mq.broker.close()
         config = ClientConfig(nameservers=mq.nameservers, start_timeout=1)
-        with pytest.raises(aiorocket.NotConnectedError, match="no broker is registered"):
+        with pytest.raises(aiorocket.NotConnectedError, match=r"is registered.*`aiorocket broker --nameserver 127"):
             async with Client(config=config, ensure_topics=["orders"]):
                 pytest.fail("it started")
+
+
+async def test_a_name_server_without_brokers_is_not_one_that_is_away() -> None:
+    server = NameServer(memory_env(), NameServerConfig(port=0))
+    await server.start()
+    async with Admin(nameservers=f"127.0.0.1:{server.port}") as admin:
+        with pytest.raises(aiorocket.NotConnectedError, match=r"no broker has registered.*`aiorocket cluster list`$"):
+            await admin.client.route("orders")
+    await server.close()
 
 
 @pytest.mark.parametrize("orderly", [False, True], ids=["concurrent", "orderly"])

@@ -18,7 +18,7 @@ from aiorocket.errors import (
 )
 from aiorocket_protocol import ResponseCode
 
-__all__ = ("BUSY_CODES", "STORED_CODES", "Verdict", "judge", "remote_error", "unreached")
+__all__ = ("BUSY_CODES", "NO_BROKERS", "NO_NAMESERVER", "STORED_CODES", "Verdict", "judge", "remote_error", "unreached")
 
 
 class Verdict(NamedTuple):
@@ -98,6 +98,8 @@ NO_NAMESERVER = (
     "Does one run there (`aiorocket standalone` starts one), or are others meant (--nameserver, nameservers=, "
     "AIOROCKET_NAMESERVER)?"
 )
+#: What to do when one answers and knows of no broker, or cannot say.
+NO_BROKERS = "The brokers it knows are those of `aiorocket cluster list`"
 
 
 def unreached(address: str, cause: str, *, known: bool) -> NotConnectedError:
