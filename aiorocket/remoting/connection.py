@@ -548,7 +548,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _refuse(self, error: ProtocolError) -> None:
         """A peer whose bytes we cannot read cannot be told so in a frame it understands: close, keep the reason."""
-        self.misbehaved = not self.closed
+        self.misbehaved, error.__traceback__ = not self.closed, None  # the splitter keeps it, and its frames all this
         self.close(f"malformed bytes from {self.peer}: {error}")
 
     def _end(self, reason: str) -> None:

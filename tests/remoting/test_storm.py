@@ -26,8 +26,9 @@ from aiorocket_protocol import JSON, RemotingCommand, encode
 COMING, A_TURN, LEAVING = 100, 4, 350
 
 
-def test_who_came_and_went_leaves_the_collector_nothing() -> None:
-    """What it had to free of a storm held the loop."""
+@pytest.mark.parametrize("said", [b"", b"\xff" * 100], ids=["nothing", "no frame"])
+def test_who_came_and_went_leaves_the_collector_nothing(said: bytes) -> None:
+    """What it had to free of a storm held the loop, and of who is old it may never free anything."""
 
     async def main() -> None:
         server = RemotingServer(memory_env(), ProcessorTable(), RemotingConfig())
@@ -35,7 +36,8 @@ def test_who_came_and_went_leaves_the_collector_nothing() -> None:
         try:
             gc.collect()
             for _ in range(20):
-                socket.create_connection(("127.0.0.1", server.port), 30).close()
+                with socket.create_connection(("127.0.0.1", server.port), 30) as peer:
+                    peer.sendall(said)
             async with asyncio.timeout(30):
                 await asyncio.sleep(0.01)
                 while server.connections or server._room.open:
