@@ -11,10 +11,11 @@ from typing import Any
 
 import click
 
+from aiorocket.cli.asked import told
 from aiorocket.cli.options import BadInputError
 from aiorocket.cli.running import in_lines
 from aiorocket.config import ServerTlsConfig, TlsConfig
-from aiorocket.config.settings import SERVERS, Server, options, parts_of, server_settings, wanted
+from aiorocket.config.settings import SERVERS, Option, Server, options, parts_of, server_settings, wanted
 from aiorocket.errors import ConfigError
 
 __all__ = ("config",)
@@ -38,9 +39,15 @@ def config() -> None:
 @config.command()
 @_FILE
 @_SERVER
-def show(file: str | None, server: Server) -> None:
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@click.pass_context
+def show(ctx: click.Context, file: str | None, server: Server, as_json: bool) -> None:
     """Print every setting with its variable and where its value is from, itself a file of settings."""
     said, where = _read(server, file)
+    if as_json:
+        ctx.obj = True
+        told("server setting", "", [_row(said, where, server, each) for each in options(server.config)])
+        return
     section = None
     # What is in no section of its own first, as TOML wants it.
     for each in sorted(options(server.config), key=lambda each: len(each.path)):
@@ -119,6 +126,14 @@ def _value(said: Any, path: tuple[str, ...]) -> tuple[Any, bool]:
             return None, False
         value = getattr(value, name)
     return value, isinstance(value, (str, bool, int, float, tuple))
+
+
+def _row(said: Any, where: dict[tuple[str, ...], str], server: Server, option: Option) -> dict[str, Any]:
+    value, found = _value(said, option.path)
+    return {
+        "name": ".".join(option.path), "value": value if found and not _secret(option.path) else None,
+        "from": where.get(option.path, "default"), "variable": server.prefix + option.variable,
+    }  # fmt: skip
 
 
 def _toml(value: Any) -> str:

@@ -85,6 +85,11 @@ class _LazyGroup(click.Group):
             if isinstance(error, click.Abort):
                 click.echo(err=True)  # the question's line ends
             raise click.exceptions.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            raise  # click ends without a word: who read is gone
+        except OSError as error:  # most often of a file that a command writes at its end
+            where = f"{error.filename}: " if error.filename else ""
+            raise click.ClickException(f"{where}{error.strerror or error}") from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -45,6 +45,8 @@ def test_a_run_a_comparison_and_a_page(server: RocketMQServer, tmp_path: Path) -
         compared = call("compare", str(file), str(tmp_path / "b.json"))
         assert ("different brokers" in compared.output) == different, compared.output
     assert call("report", str(file), str(tmp_path / "b.html")).exit_code == 0
+    full = call("report", str(file), "/dev/full")
+    assert full.exit_code == 1 and full.output.startswith("Error: ") and isinstance(full.exception, SystemExit)
     topics = CliRunner().invoke(cli, ["topic", "list", "--nameserver", server.embedded.nameserver_address])
     assert "bench-" not in topics.output  # nothing is left behind
 

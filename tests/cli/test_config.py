@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -256,6 +257,11 @@ def test_what_is_shown_is_a_file_that_says_the_same() -> None:
     assert 'name = "blue"  # AIOROCKET_BROKER_NAME, AIOROCKET_BROKER_NAME\n' in shown.output
     assert 'flush = "async"  # AIOROCKET_BROKER_STORE_FLUSH, b.toml:12: store.flush\n' in shown.output
     assert "max_hold = 30.0  # AIOROCKET_BROKER_MAX_HOLD, default\n" in shown.output
+    document = json.loads(runner.invoke(cli, ["config", "show", "b.toml", "--json"]).output)
+    assert (document["schema"], document["kind"]) == (1, "server setting") and "hush" not in str(document)
+    assert document["rows"][0] == {
+        "name": "name", "value": "blue", "from": "AIOROCKET_BROKER_NAME", "variable": "AIOROCKET_BROKER_NAME",
+    }  # fmt: skip
     Path("shown.toml").write_text(shown.output)
     again, _ = broker_settings("shown.toml", {})
     first, _ = broker_settings("b.toml", {"AIOROCKET_BROKER_NAME": "blue"})
