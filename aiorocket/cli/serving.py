@@ -36,10 +36,6 @@ __all__ = (
 LOG_LEVEL, LOG_JSON = "aiorocket.log_level", "aiorocket.log_json"
 LOG_FILE, LOG_ROTATE, LOG_KEEP = "aiorocket.log_file", "aiorocket.log_rotate", "aiorocket.log_keep"
 
-#: Containers more than were there at the last look of the collector, for which it looks again; and older ones above
-#: which it leaves them alone.
-_YOUNG, _OLD = 10_000, 20_000
-
 
 class Ready(NamedTuple):
     """``line`` says that a server is ready, and where; ``reload`` reads its access file and certificates again, None
@@ -115,20 +111,11 @@ class _Held(logging.Handler):
 
 def spare_the_collector() -> None:
     """What a server holds after its start lives as long as it does, and messages in flight form no cycles: looking at
-    them all the time cost 2.5 times as much (0.71 against 0.29 us per object held). Nor does what peers make grow:
-    that is looked at twice while it is young, and no look is one at more than _OLD and three times _YOUNG (one at a
-    million, after 200,000 pulls that wait, held the loop for 280 ms). A process of our own may do this; a library may
-    not."""
+    them all the time cost 2.5 times as much (0.71 against 0.29 us per object held). A process of our own may do this; a
+    library may not."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_YOUNG, 0, 50)
-    gc.callbacks.append(_leave_what_is_much)
-
-
-def _leave_what_is_much(phase: str, info: dict[str, int]) -> None:
-    """Behind a look at what is young: what is older is left alone for good when it is much."""
-    if phase == "stop" and info["generation"] == 1 and len(gc.get_objects(generation=2)) > _OLD:
-        gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 async def _serve(server: Callable[[], AbstractAsyncContextManager[Ready]]) -> None:

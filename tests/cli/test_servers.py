@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import os
 import re
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable
 from logging.handlers import TimedRotatingFileHandler
@@ -19,7 +17,6 @@ from urllib.request import urlopen
 
 import pytest
 
-from aiorocket.cli import serving
 from aiorocket.cli.broker import broker
 from aiorocket.cli.server_options import SETTINGS
 from aiorocket.cli.serving import LOG_JSON, LOG_LEVEL, _log_handler
@@ -286,29 +283,3 @@ def test_brokers_of_their_own_processes_have_files_of_their_own() -> None:
     with told:
         given = _given(told)
     assert "--log-file" not in given and given[2:6] == ["--log-rotate", "1G", "--log-keep", "10"]
-
-
-@pytest.mark.skipif(sys.version_info >= (3, 14), reason="its collector looks at what is old piece by piece")
-def test_the_collector_never_looks_at_much_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a million containers that peers made grow, one look held the loop for 280 ms."""
-    young, old = 1_000, 3_000
-    monkeypatch.setattr(serving, "_YOUNG", young)
-    monkeypatch.setattr(serving, "_OLD", old)
-    threshold, callbacks, looks = gc.get_threshold(), list(gc.callbacks), list[tuple[int, int]]()
-
-    def note(phase: str, info: dict[str, int]) -> None:
-        if phase == "start":
-            generation = info["generation"]
-            looks.append((generation, sum(len(gc.get_objects(generation=one)) for one in range(generation + 1))))
-
-    try:
-        serving.spare_the_collector()
-        gc.callbacks.append(note)
-        kept: list[list[int]] = [[] for _ in range(100_000)]
-        for _ in range(150):  # what comes and goes: only then is everything looked at
-            assert len([[] for _ in range(young + 100)]) > young
-    finally:
-        gc.callbacks[:] = callbacks
-        gc.set_threshold(*threshold)
-    assert len(kept) == 100_000 and len(looks) > 200 and {0, 1} <= {generation for generation, _ in looks}
-    assert max(count for _, count in looks) <= old + 3 * young + 100
