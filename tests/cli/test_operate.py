@@ -369,12 +369,12 @@ def test_a_terminal_of_another_encoding_gets_what_it_has(server: RocketMQServer)
 async def test_what_a_member_hangs_on_is_below_what_else_it_says() -> None:
     async with embed() as mq:
         await mq.create_topic("orders", queues=1)
-        consumer, begun = mq.consumer("billing"), asyncio.Event()
+        consumer, begun, looked = mq.consumer("billing"), asyncio.Event(), asyncio.Event()
 
         @consumer.listener("orders", start_from="first")
         async def on_order(message: Message) -> None:
             begun.set()
-            await asyncio.Event().wait()
+            await looked.wait()
 
         async def ask(*words: str) -> str:
             command = [sys.executable, "-m", "aiorocket", *words, "--nameserver", mq.nameserver_address]
@@ -399,6 +399,7 @@ async def test_what_a_member_hangs_on_is_below_what_else_it_says() -> None:
                 shown = await ask(*info)
                 (hangs,) = (line for line in shown.splitlines() if "on_order(" in line)
                 assert hangs.startswith("    ") and len(hangs) < 120, "a line each, below the table"
+                looked.set()  # a stop waits for it
 
 
 async def test_messages_of_the_brokers_that_answer_are_shown_though_one_is_away() -> None:

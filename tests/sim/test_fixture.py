@@ -18,7 +18,7 @@ from aiorocket import Client, Producer, WrongLoopError
 from aiorocket.client.exits import Retry
 from aiorocket.client.message import Message
 from aiorocket.client.push.router import Router
-from aiorocket.config import DELAY_LEVELS
+from aiorocket.config import DELAY_LEVELS, ConsumerConfig
 from aiorocket.errors import RocketError, SendError, StoreLockedError, UsageError
 from aiorocket.runtime import Entropy
 from aiorocket.runtime.threads import loop_in_thread
@@ -104,7 +104,7 @@ async def test_planned_faults_reach_the_client(rocketmq: LocalRocketMQ) -> None:
 async def test_what_was_acknowledged_is_there_after_a_restart(rocketmq_durable: LocalRocketMQ, kill: bool) -> None:
     rocketmq = rocketmq_durable
     seen: set[bytes] = set()
-    consumer = rocketmq.consumer("g")
+    consumer = rocketmq.consumer("g", config=ConsumerConfig(pull_error_delay=0.1))
 
     @consumer.listener("t", start_from="first")
     async def on_message(message: Message) -> None:
@@ -166,9 +166,9 @@ async def test_a_killed_broker_lets_nobody_in_while_it_ends(tmp_path: Path, monk
 
 
 def test_a_broker_for_code_without_a_loop(tmp_path: Path) -> None:
-    async def ask(address: str) -> int:
+    async def ask(address: str, timeout: float = 60) -> int:
         async with aiorocket.Producer("g", nameservers=address) as producer:
-            return (await producer.send("t", b"x")).offset
+            return (await producer.send("t", b"x", timeout=timeout)).offset
 
     with broker_thread(str(tmp_path / "store"), flush="async") as server:
         address = server.nameserver_address
@@ -178,7 +178,7 @@ def test_a_broker_for_code_without_a_loop(tmp_path: Path) -> None:
             pass
         assert aiorocket.run(ask(address)) >= 0
     with pytest.raises(RocketError):
-        aiorocket.run(ask(address))
+        aiorocket.run(ask(address, timeout=0.1))
     with pytest.raises(KeyError, match="mine"), broker_thread():
         raise KeyError("mine")
 
