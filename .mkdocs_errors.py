@@ -49,14 +49,15 @@ def classes() -> set[str]:
 
 
 def in_module(tree: ast.Module, names: set[str]) -> Iterator[tuple[str, str]]:
+    nodes = list(ast.walk(tree))
     named = {
         target.id: each.value
-        for each in ast.walk(tree)
+        for each in nodes
         if isinstance(each, ast.Assign)
         for target in each.targets
         if isinstance(target, ast.Name)
     }
-    for call in ast.walk(tree):
+    for call in nodes:
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in names and call.args:
             first = call.args[0]
             text = text_of(named.get(first.id, first) if isinstance(first, ast.Name) else first)

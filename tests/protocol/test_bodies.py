@@ -311,8 +311,10 @@ def test_of_a_compressed_registration_no_more_is_unfolded_than_is_read() -> None
         RegisterBrokerBody.from_compressed(long)
 
 
-@pytest.mark.parametrize("kind", [JSON, MSGPACK])
-@pytest.mark.parametrize("count", [0, 1, 15, 16, 70_000])
+#: Up to where msgpack's lengths change their form; JSON's do not.
+@pytest.mark.parametrize(
+    ("kind", "count"), [(JSON, 0), (JSON, 1), (JSON, 10_000), *((MSGPACK, count) for count in (0, 1, 15, 16, 70_000))]
+)
 def test_long_bodies_are_written_little_by_little(kind: int, count: int) -> None:
     head: dict[str, Any] = {"b": {"x": [1]}, "a": "é"}
     tail: dict[str, Any] = {"y": {}, "x": "é"}

@@ -87,7 +87,7 @@ def test_malformed_msgpack_is_refused(data: bytes) -> None:
         read(data, MSGPACK)
 
 
-MANY = 10 * PIECE
+MANY = 4 * PIECE
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ MANY = 10 * PIECE
     ],
 )
 def test_others_have_their_turn_in_whatever_is_long(data: bytes, kind: int) -> None:
-    assert read(data, kind)[1] >= 10
+    assert read(data, kind)[1] >= 4
 
 
 @pytest.mark.parametrize(
