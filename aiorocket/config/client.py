@@ -6,8 +6,8 @@ import os
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import field
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 from aiorocket.config.addresses import check_address_map, check_nameservers
 from aiorocket.config.credentials import check_credentials
@@ -17,11 +17,6 @@ from aiorocket.config.tls import TlsConfig
 from aiorocket.errors import ConfigError
 from aiorocket.model import Queue
 from aiorocket_protocol import MAX_BODY, NAMESERVER_PORT
-
-if TYPE_CHECKING:
-    from dataclasses import dataclass
-else:
-    from aiorocket.config.quick import dataclass
 
 __all__ = (
     "BROKER_LOCK",

@@ -8,15 +8,9 @@ client would.
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
 
 from aiorocket.config.remoting import MIB, check_numbers, check_positive
-
-if TYPE_CHECKING:
-    from dataclasses import dataclass
-else:
-    from aiorocket.config.quick import dataclass
 
 __all__ = ("Limits",)
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import cache
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from aiorocket.errors import ConfigError
-
-if TYPE_CHECKING:
-    from dataclasses import dataclass
-else:
-    from aiorocket.config.quick import dataclass
 
 __all__ = ("MIB", "RemotingConfig", "Serializer", "check_numbers", "check_positive")
 

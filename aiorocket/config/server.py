@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import ssl
-from dataclasses import field, fields
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field, fields
+from typing import Literal
 
 from aiorocket.config.addresses import check_nameservers
 from aiorocket.config.limits import Limits
@@ -21,11 +21,6 @@ from aiorocket_protocol import (
     PERM_READ,
     PERM_READ_WRITE,
 )
-
-if TYPE_CHECKING:
-    from dataclasses import dataclass
-else:
-    from aiorocket.config.quick import dataclass
 
 __all__ = ("DELAY_LEVELS", "BrokerConfig", "Flush", "NameServerConfig", "RateLimits", "StoreConfig")
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import field
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 from aiorocket.errors import ConfigError
-
-if TYPE_CHECKING:
-    from dataclasses import dataclass
-else:
-    from aiorocket.config.quick import dataclass
 
 __all__ = ("ServerTlsConfig", "TlsConfig")
 
