@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from aiorocket import Admin, Client, ClientConfig, DeadLetter, Message, RemotingConfig, RocketError, embed
+from aiorocket import Admin, Client, ClientConfig, DeadLetter, Message, Producer, RemotingConfig, RocketError, embed
 from aiorocket.client.admin.asking import Answers
 from aiorocket.client.admin.brokers import BrokerRuntime, Brokers
 from aiorocket.client.admin.doctor import Finding, _of_runtime
@@ -189,6 +189,16 @@ async def test_a_broker_that_takes_connections_and_says_nothing(mq: Embedded) ->
         silent.close()
 
 
+async def refusal(producer: Producer, topic: str, wanted: str) -> str:
+    """What a send says that is refused; on a busy machine ``wanted`` may not be known in a moment."""
+    for timeout in (0.2, 5.0):
+        with pytest.raises(RocketError) as raised:
+            await producer.send(topic, b"x", timeout=timeout)
+        if wanted in str(raised.value):
+            break
+    return str(raised.value)
+
+
 async def test_what_cannot_be_reached_is_said_in_the_words_of_the_errors_that_clients_raise(mq: Embedded) -> None:
     """A broker is registered under an address where nobody listens, and there are no name servers elsewhere."""
     peer = await Peer.connect(mq.nameserver.port)
@@ -201,19 +211,15 @@ async def test_what_cannot_be_reached_is_said_in_the_words_of_the_errors_that_cl
         found = (await wrong(mq))["advertised address"]
         assert found.level == "error" and found.about == "far-away 127.0.0.1:1" and "--advertise" in found.advice
         async with mq.producer("shop") as producer:
-            with pytest.raises(RocketError) as raised:
-                await producer.send("far", b"x", timeout=2)
-        assert found.finding in str(raised.value)
+            assert found.finding in await refusal(producer, "far", found.finding)
     finally:
         await peer.close()
     async with Admin(nameservers="127.0.0.1:1") as admin:
         findings = [each async for each in admin.doctor()]
     assert [each.check for each in findings] == ["name server", "brokers"] and "resolve" in findings[0].advice
     nobody = ClientConfig(nameservers=("127.0.0.1:1",), start_timeout=1)
-    with pytest.raises(RocketError) as raised:
-        async with Client(config=nobody) as client, client.producer("shop") as producer:
-            await producer.send("orders", b"x", timeout=2)
-    assert findings[0].finding in str(raised.value)
+    async with Client(config=nobody) as client, client.producer("shop") as producer:
+        assert findings[0].finding in await refusal(producer, "orders", findings[0].finding)
 
 
 @pytest.mark.parametrize(
