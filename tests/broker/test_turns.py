@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,8 +72,9 @@ def locks(a_group: int) -> LockTable:
     return table
 
 
-@pytest.mark.parametrize("table", [offsets(1), offsets(8), locks(50), locks(MANY)], ids=["1", "8", "50", "one"])
-def test_few_entries_are_read_in_a_turn(table: LargeTable) -> None:
+@pytest.mark.parametrize(("make", "most"), [(offsets, 1), (offsets, 8), (locks, 50), (locks, MANY)])
+def test_few_entries_are_read_in_a_turn(make: Callable[[int], LargeTable], most: int) -> None:
+    table = make(most)
     turns = sum(1 for _ in table.in_turns())
     assert turns + 1 >= MANY // (A_TURN + 50)
     assert whole(table.in_turns()) == table.to_dict()
