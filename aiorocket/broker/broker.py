@@ -219,6 +219,5 @@ class Broker:
     async def _end(self) -> None:
         await self._started.pop_all().aclose()
 
-    def _lost(self, connection: Connection) -> None:
-        if self._parts is not None:
-            self._parts.lost(connection)
+    def _lost(self, connection: Connection) -> int:
+        return 0 if self._parts is None else self._parts.lost(connection)

@@ -48,6 +48,8 @@ from aiorocket_protocol import SCHEDULE_TOPIC, TIMER_TOPIC, DataVersion
 
 __all__ = ("Parts",)
 
+_ENDED_AS_ONE = 4  #: So many parked requests, or members of groups, cost about as much as the end of a connection.
+
 
 class Parts:
     """Whole when made. The broker starts ``checks``, ``delivery``, ``timers``, ``registration``, ``repetitions`` and
@@ -169,12 +171,10 @@ class Parts:
         if topic in self.pops.awaited:
             self.pops.arrived(topic, queue_id)
 
-    def lost(self, connection: Connection) -> None:
-        """A connection ended."""
-        self.pulls.lost(connection)
-        self.pops.lost(connection)
-        self.rates.lost(connection)
-        self.clients.lost(connection)
+    def lost(self, connection: Connection) -> int:
+        """A connection ended, and with it so many pulls, pops and members that it counts for this many ends more."""
+        gone: list[int] = [one.lost(connection) for one in (self.pulls, self.pops, self.rates, self.clients)]
+        return sum(gone) // _ENDED_AS_ONE
 
     # ---- what they tell each other
 

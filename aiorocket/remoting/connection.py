@@ -100,9 +100,9 @@ class Connection(asyncio.BufferedProtocol):
         is_client: bool,
         shared: memoryview,
         on_made: Callable[[Connection], None] | None = None,
-        on_lost: Callable[[Connection], None] | None = None,
+        on_lost: Callable[[Connection], int | None] | None = None,
         held: HeldBytes | None = None,
-        in_turn: Callable[[Callable[[], None]], None] | None = None,
+        in_turn: Callable[[Callable[[], int | None]], None] | None = None,
     ) -> None:
         self.config = config
         self.dispatch = dispatch
@@ -534,15 +534,14 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = None  # nothing is written any more
         self._in_turn(lambda: self._gone(exc, ended))  # a server's: thousands may end together
 
-    def _gone(self, exc: Exception | None, ended: str) -> None:
+    def _gone(self, exc: Exception | None, ended: str) -> int | None:
         self._end(f"{type(exc).__name__}: {exc}" if exc is not None else ended)
         if self._memory is not None:
             self._memory.total -= self._unsent
         if not self._ended.done():
             self._ended.set_result(None)
-        if self._on_lost is not None:
-            self._on_lost(self)
         del self._timeouts  # no cycle stays: what the collector had to free of a storm held the loop for 0.1 s
+        return None if self._on_lost is None else self._on_lost(self)
 
     # -- endings ---------------------------------------------------------------------------------------------
 

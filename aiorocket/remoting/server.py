@@ -45,7 +45,8 @@ _WARN_EVERY = 10.0
 
 class RemotingServer:
     """Listening sockets, mostly one, and their connections. ``on_connect`` and ``on_close`` are called with each
-    connection, once. ``tls`` says how it speaks TLS, and whether plain text is let in too; None is plain text alone."""
+    connection, once; what the latter returns says for how many ends more this one counts in a turn.
+    ``tls`` says how it speaks TLS, and whether plain text is let in too; None is plain text alone."""
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class RemotingServer:
         processors: ProcessorTable,
         config: RemotingConfig,
         on_connect: Callable[[Connection], None] | None = None,
-        on_close: Callable[[Connection], None] | None = None,
+        on_close: Callable[[Connection], int | None] | None = None,
         *,
         tls: ServerTls | ssl.SSLContext | None = None,
     ) -> None:
@@ -187,16 +188,15 @@ class RemotingServer:
         if self._on_connect is not None:
             self._on_connect(connection)
 
-    def _lost(self, room: _Room, connection: Connection) -> None:
+    def _lost(self, room: _Room, connection: Connection) -> int | None:
         if connection.data.get("refused"):
-            return
+            return None
         room.leave(connection.peer)
         if self._sweeper is not None:
             self._sweeper.discard(connection)
         if connection.misbehaved:
             self._warn(connection.close_reason)
-        if self._on_close is not None:
-            self._on_close(connection)
+        return None if self._on_close is None else self._on_close(connection)
 
     def _recount(self) -> None:
         for connection in self.connections:

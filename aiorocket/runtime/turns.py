@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from itertools import islice
 from typing import TypeVar
 
 __all__ = ("Rounds", "Turns", "in_turns")
@@ -25,20 +24,21 @@ async def in_turns(work: Generator[None, None, _T]) -> _T:
 
 
 class Turns:
-    """Calls that thousands may ask for at once: ``most`` of them are made in a turn of the loop, in their order."""
+    """Calls that thousands may ask for at once: ``most`` of them are made in a turn of the loop, in their order. One
+    that returns a number counts for so many more."""
 
     __slots__ = ("_armed", "_calls", "_most")
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._calls: deque[Iterator[Callable[[], object]]] = deque()
+        self._calls: deque[Iterator[Callable[[], int | None]]] = deque()
         self._armed = False
 
-    def soon(self, call: Callable[[], object]) -> None:
+    def soon(self, call: Callable[[], int | None]) -> None:
         """In the next turn or, behind all that came before it, in one to come."""
         self.all((call,))
 
-    def all(self, calls: Iterable[Callable[[], object]]) -> None:
+    def all(self, calls: Iterable[Callable[[], int | None]]) -> None:
         """The same of many, each of which is made up when it is its turn."""
         self._calls.append(iter(calls))
         self._arm()
@@ -49,14 +49,16 @@ class Turns:
             asyncio.get_running_loop().call_soon(self._make_some)
 
     def _make_some(self) -> None:
-        self._armed = False
+        self._armed, left = False, self._most
         try:
-            for call in islice(self._next(), self._most):
-                call()
+            for call in self._next():
+                left -= 1 + (call() or 0)
+                if left <= 0:
+                    break
         finally:  # one that fails does not keep the others
             self._arm()
 
-    def _next(self) -> Iterator[Callable[[], object]]:
+    def _next(self) -> Iterator[Callable[[], int | None]]:
         while self._calls:
             for call in self._calls[0]:  # noqa: UP028 - "yield from" closes what is not at its end
                 yield call

@@ -22,10 +22,12 @@ from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.topics import Topic
 from aiorocket.broker.core.turns import A_TURN, whole
 from aiorocket.broker.lags import lags
+from aiorocket.broker.parts import _ENDED_AS_ONE
 from aiorocket.broker.pop_looks import _A_QUEUE, A_SLICE, POP_WORK, PopLooks
 from aiorocket.broker.state import BrokerState, LargeTable
 from aiorocket.config import BrokerConfig, NameServerConfig
 from aiorocket.nameserver import NameServer
+from aiorocket.remoting.server import _ENDED_AT_ONCE
 from aiorocket.runtime.env import memory_env
 from aiorocket.runtime.memory_disk import MemoryDisk
 from aiorocket.storage import Snapshot
@@ -558,3 +560,31 @@ async def test_few_filters_are_compiled_in_a_turn(monkeypatch: pytest.MonkeyPatc
         assert codes == {11: {19, 20}, 46: {0}, 200050: {210}}[code]
         assert max(turns) <= 2 and (code == 11 or sum(turns) == 12)
         await peer.close()
+
+
+async def test_of_many_who_leave_together_few_members_go_in_a_turn(broker: Broker) -> None:
+    """100 connections in 1,000 groups each held the loop for 0.5 s."""
+    groups = [ConsumerData(f"g{number}", subscriptions=[SubscriptionData("T", "*")]) for number in range(150)]
+    peers = [await Peer.connect(broker.port) for _ in range(8)]
+    for number, one in enumerate(peers):
+        assert (await one.call(34, None, encode_body(HeartbeatData(f"c{number}", [], groups), JSON))).code == 0
+    for connection in broker.server.connections:
+        transport: Any = connection._transport
+        transport.abort()
+    members = [len(broker.consumers._by_age)]
+    while members[-1]:
+        await asyncio.sleep(0)
+        members.append(len(broker.consumers._by_age))
+    gone = [before - after for before, after in itertools.pairwise(members)]
+    assert sum(gone) == 1_200 and max(gone) <= _ENDED_AS_ONE * _ENDED_AT_ONCE + len(groups)
+    for one in peers:
+        await one.close()
+
+
+async def test_of_many_members_that_are_silent_few_are_forgotten_in_a_turn() -> None:
+    table = Tables.of(BrokerConfig()).consumers
+    for number in range(2 * A_TURN + 1):
+        connection: Any = number
+        table.register(f"g{number}", connection=connection, client_id="c", now=0.0)
+    assert [len(table.expire(1_000.0)) for _ in range(4)] == [A_TURN, A_TURN, 1, 0]
+    assert table.next_deadline() is None

@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 from aiorocket.broker.core.names import LONGEST_GROUP, Refusal, full, is_group_name
 from aiorocket.broker.core.offsets import ConsumerOffsets
 from aiorocket.broker.core.record_filter import RecordFilter
+from aiorocket.broker.core.turns import A_TURN
 from aiorocket.config import Limits
 from aiorocket_protocol import (
     CLUSTERING,
@@ -299,9 +300,10 @@ class GroupTable(Generic[C]):
         return [group for group in sorted(self._by_connection.get(connection, ())) if self._remove(group, connection)]
 
     def expire(self, now: float) -> list[str]:
-        """Forget members whose last heartbeat is older than the expiry: the groups that lost some."""
+        """Forget members whose last heartbeat is older than the expiry: the groups that lost some. Of very many it is
+        some, and ``next_deadline`` is over still."""
         groups: dict[str, None] = {}
-        while self._by_age:
+        for _ in range(min(len(self._by_age), A_TURN)):
             (group, connection), member = next(iter(self._by_age.items()))
             if member.seen + self._expiry > now:
                 break

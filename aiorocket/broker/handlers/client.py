@@ -256,12 +256,13 @@ class ClientHandlers:
                 return RemotingCommand.response(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=str(error))
         return RemotingCommand.response()
 
-    def lost(self, connection: Connection) -> None:
-        """A connection ended: its members are gone, the others learn it."""
-        for group in self._consumers.lost(connection):
+    def lost(self, connection: Connection) -> int:
+        """A connection ended: its members are gone, the others learn it. How many they were."""
+        consumers, producers = self._consumers.lost(connection), self._producers.lost(connection)
+        for group in consumers:
             self._notify(group)
-        self._producers.lost(connection)
         self._rearm()
+        return len(consumers) + len(producers)
 
     # ---- effects
 

@@ -273,8 +273,8 @@ class PopHandlers:
         if self.polls.is_awaited((topic, group)):
             self._wake((topic, group), ANY_QUEUE)
 
-    def lost(self, connection: Connection) -> None:
-        self.polls.lost(connection)
+    def lost(self, connection: Connection) -> int:
+        return self.polls.lost(connection)
 
     def withdraw(self, topic: str) -> None:
         """A topic was deleted: what waits for it learns it, some in each turn."""

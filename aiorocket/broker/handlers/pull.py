@@ -278,9 +278,9 @@ class PullHandlers:
         answer = PullMessageResponseHeader(0, offset, low, high)
         return RemotingCommand.response(ResponseCode.PULL_OFFSET_MOVED, answer, remark=OFFSET_RESET)
 
-    def lost(self, connection: Connection) -> None:
-        self.polls.lost(connection)
+    def lost(self, connection: Connection) -> int:
         self._offsets.lost(connection)
+        return self.polls.lost(connection)
 
     def withdraw(self, topic: str, queues: int) -> None:
         """A topic was deleted: its waiting pulls learn it, a few in each turn."""

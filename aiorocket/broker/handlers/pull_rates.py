@@ -122,9 +122,9 @@ class PullRates:
         limited = self._messages.per_second or self._bytes.per_second
         return handler if header is None or not limited else partial(self._get, handler, header)
 
-    def lost(self, connection: Connection) -> None:
+    def lost(self, connection: Connection) -> int:
         """A connection ended."""
-        self.held.lost(connection)
+        return self.held.lost(connection)
 
     def close(self) -> None:
         """Answer all that wait with "nothing": the server is about to close and waits for answers."""
