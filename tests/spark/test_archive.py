@@ -199,6 +199,7 @@ def test_direct_tasks_leave_nothing_visible_before_the_manifest(lake: Lake) -> N
     lake.check()
 
 
+@pytest.mark.spark_long
 @pytest.mark.usefixtures("pyiceberg")
 def test_an_iceberg_table_has_each_row_once_through_crashes(lake: Lake) -> None:
     lake.send(20)

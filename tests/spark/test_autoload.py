@@ -45,18 +45,21 @@ def one(folder: Path, pattern: str) -> Path:
     return found
 
 
+@pytest.mark.spark_long
 def test_the_wheel_has_it_once_beside_the_packages(built: Path) -> None:
     with zipfile.ZipFile(one(built, "*.whl")) as wheel:
         names = [name for name in wheel.namelist() if "pyspark_aiorocket" in name]
     assert names == ["pyspark_aiorocket.py"]
 
 
+@pytest.mark.spark_long
 def test_the_sdist_has_what_the_wheel_is_built_from(built: Path) -> None:
     with tarfile.open(one(built, "*.tar.gz")) as sdist:
         names = [name for name in sdist.getnames() if "pyspark_aiorocket" in name]
     assert len(names) == 1 and names[0].endswith("/aiorocket/spark/autoload/pyspark_aiorocket.py")
 
 
+@pytest.mark.spark_long
 def test_an_editable_install_points_at_the_checkout(built: Path) -> None:
     with zipfile.ZipFile(one(built / "editable", "*.whl")) as wheel:
         (path,) = [name for name in wheel.namelist() if name.endswith(".pth")]
@@ -65,6 +68,7 @@ def test_an_editable_install_points_at_the_checkout(built: Path) -> None:
     assert {str(ROOT), str(ROOT / "protocol")} <= set(folders)
 
 
+@pytest.mark.spark_long
 def test_the_wheel_as_a_zip_is_enough_for_an_executor(built: Path, tmp_path: Path) -> None:
     """``--py-files`` takes zips, and puts them on the path; Spark looks up data sources as is done here."""
     bundle = tmp_path / "aiorocket.zip"

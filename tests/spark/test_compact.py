@@ -42,6 +42,7 @@ def on_disk(path: Path) -> set[str]:
     return {each.relative_to(path).as_posix() for each in (path / "data").rglob("*.parquet")}
 
 
+@pytest.mark.spark_long
 def test_compaction_survives_a_crash_at_every_step(spark: SparkSession, tmp_path: Path) -> None:
     deltalake = pytest.importorskip("deltalake")
     archive = make(tmp_path, format="delta")

@@ -56,6 +56,7 @@ def plan_of(folder: Path, topic: str, text: str = FILE) -> Plan:
     return Plan.read(str(folder / "pipeline.toml"))
 
 
+@pytest.mark.spark_long
 def test_rounds_take_what_is_new_and_a_signal_ends_them(
     spark: SparkSession, nameserver: str, topic: str, tmp_path: Path
 ) -> None:

@@ -197,7 +197,9 @@ def rows_up_to(batch: int) -> Counter[str]:
     )
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(
+    "seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.spark_long) for seed in range(6, 20))]
+)
 def test_every_row_is_seen_once_whatever_dies(seed: int, commits: Counter[int]) -> None:
     async def main(sim: Simulation) -> None:
         world = World(sim, seed)

@@ -420,6 +420,7 @@ def test_the_table_of_a_step_is_followed(tmp_path: Path, monkeypatch: pytest.Mon
         assert own.folder.names("rows") == [] and parquet.read_table(tmp_path / "decoded/rows").num_rows == 3
 
 
+@pytest.mark.spark_long
 @pytest.mark.timeout(180)
 def test_an_archive_and_a_steps_table_in_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arrow_parts: None) -> None:
     pytest.importorskip("moto", reason="the extra dev is not installed")

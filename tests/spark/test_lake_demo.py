@@ -55,6 +55,7 @@ def test_a_log_goes_through_twice_and_every_count_is_the_one_before(spark: Spark
     assert found[0] == found[1] == windows
 
 
+@pytest.mark.spark_long
 def test_a_log_of_something_else_is_quarantined_and_drawn_as_nothing(spark: SparkSession, tmp_path: Path) -> None:
     text = tmp_path / "poem.txt"
     text.write_text("a line\nanother\n")

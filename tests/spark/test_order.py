@@ -70,6 +70,7 @@ def test_by_the_time_of_making(spark: SparkSession) -> None:
     assert [(kind, offset) for _, kind, _, _, offset, _, _ in findings] == [("backwards", 3)]
 
 
+@pytest.mark.spark_long
 @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=20), st.lists(st.integers(0, 20), min_size=1, max_size=15))
 def test_findings_are_those_of_a_walk(spark: SparkSession, sequences: list[int], offsets: list[int]) -> None:

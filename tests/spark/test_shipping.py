@@ -60,6 +60,7 @@ def libraries() -> list[str]:
     return [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
 
 
+@pytest.mark.spark_long
 def test_a_source_that_travels_reads_where_nothing_is_installed(nameserver: str, topic: str, tmp_path: Path) -> None:
     if any((Path(each) / "aiorocket").exists() for each in libraries()):
         pytest.skip("aiorocket is installed beside pyspark here, not as a checkout: no process is without it")

@@ -47,6 +47,7 @@ def test_sliding_windows_by_key_and_store_time(spark: SparkSession) -> None:
     assert whole == 3
 
 
+@pytest.mark.spark_long
 @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 8)), min_size=1, max_size=25), st.integers(1, 10))
 def test_late_is_what_a_walk_in_order_of_arrival_finds(
