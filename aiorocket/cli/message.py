@@ -15,7 +15,7 @@ from aiorocket.cli.asked import asks, changes, moment, say_missing, told
 from aiorocket.cli.counts import counted
 from aiorocket.cli.options import BadInputError, broker_option, client_options
 from aiorocket.cli.running import in_lines, run
-from aiorocket.cli.show import body_of, say_json, visible, when
+from aiorocket.cli.show import say_json, visible, when
 
 if TYPE_CHECKING:
     from aiorocket import Admin
@@ -187,7 +187,7 @@ def dump(
             aclosing(admin.messages.by_time(topic, since, until, limit=limit, missing=missing)) as found,
         ):
             async for each in found:
-                say_json(_row(each))
+                say_json(each.row())
         return say_missing(missing)
 
     sys.exit(run(work()))
@@ -206,7 +206,6 @@ def load(file: str, topic: str | None, config: ClientConfig) -> None:
     """
 
     # Of a client and a loop, which the other commands' help needs not.
-    from aiorocket.cli.dumped import read_row
     from aiorocket.cli.lines import MAX_LINE, LineSource
 
     source = LineSource(file, limit=8 * MAX_LINE)  # a byte has six characters in JSON at most
@@ -215,14 +214,20 @@ def load(file: str, topic: str | None, config: ClientConfig) -> None:
     async def work() -> int:
         sent = 0
         try:
-            async with aiorocket.Client(config=config, group="aiorocket_load") as client:
+            async with (
+                aiorocket.Admin(config=config) as admin,
+                aiorocket.Client(config=config, group="aiorocket_load") as client,
+            ):
                 async for line in source:
                     try:
-                        where, body, given = read_row(json.loads(line.body))
-                    except (ValueError, TypeError, KeyError, AttributeError) as error:
-                        raise BadInputError(f"line {line.number} is none of `message dump`: {error!r}") from None
+                        read = admin.messages.to_send(json.loads(line.body))
+                    except (ValueError, aiorocket.UsageError) as error:
+                        raise BadInputError(f"line {line.number} is none of `message dump`: {error}") from None
                     try:
-                        await client.send(topic or where, body, **given)
+                        await client.send(
+                            topic or read.topic, read.body, tag=read.tag, keys=read.keys, properties=read.properties,
+                            sharding_key=read.sharding_key,
+                        )  # fmt: skip
                     except aiorocket.RocketError as error:
                         raise click.ClickException(f"line {line.number}: {in_lines(error)}") from error
                     sent += 1
@@ -234,14 +239,5 @@ def load(file: str, topic: str | None, config: ClientConfig) -> None:
 
 
 def _shown(title: str, found: list[Any], missing: Any = ()) -> int:
-    code = told("message", title, [_row(each) for each in found], missing)
+    code = told("message", title, [each.row() for each in found], missing)
     return code if found else 1
-
-
-def _row(message: Any) -> dict[str, Any]:
-    return {
-        "msg_id": message.msg_id, "offset_msg_id": message.offset_msg_id, "topic": message.queue.topic,
-        "broker": message.queue.broker_name, "queue": message.queue.queue_id, "offset": message.queue_offset,
-        "stored_ms": message.store_timestamp, "tag": message.tag, "keys": message.keys,
-        "properties": message.properties, **body_of(message.body),
-    }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
@@ -263,6 +264,13 @@ async def test_messages(mq: Embedded, admin: Admin) -> None:
     assert await messages.by_key("orders", "nothing") == []
     cut = [m async for m in messages.by_time("orders", since=0, until=one.store_timestamp + 60_000, limit=2)]
     assert len(cut) == 2
+    line = json.dumps(one.row())
+    copy = messages.to_send(json.loads(line))
+    assert (copy.topic, copy.body, copy.tag, list(copy.keys)) == ("orders", b"2", one.tag, ["o-2"])
+    assert not {"UNIQ_KEY", "TAGS", "KEYS"} & copy.properties.keys() and json.loads(line)["msg_id"] == one.msg_id
+    for no_row in ({}, {"topic": "t", "properties": 1}, json.loads(line) | {"body_base64": "?"}):
+        with pytest.raises(UsageError, match="no row of a message"):
+            messages.to_send(no_row)
     with pytest.raises(UsageError, match="by_unique_key"):
         await messages.by_id("short")
     async with aclosing(messages.tail("orders", every=0.02)) as tail:

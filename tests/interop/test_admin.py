@@ -226,6 +226,8 @@ async def test_single_messages(admin: Admin, client: Client) -> None:
     ids = await send(client, "looked-at", 3)
     (one,) = await until(lambda: messages.by_key("looked-at", "looked-at-1"), "indexed")
     assert (one.body, one.msg_id, one.tag) == (b"1", ids[1], "paid")
+    copy = messages.to_send(one.row())
+    assert (copy.topic, copy.body, copy.tag, copy.keys) == ("looked-at", b"1", "paid", ["looked-at-1"])
     assert [each.body for each in await messages.by_unique_key("looked-at", ids[2])] == [b"2"]
     again = await messages.by_id(one.offset_msg_id)
     assert again is not None and again.msg_id == ids[1] and again.queue == one.queue

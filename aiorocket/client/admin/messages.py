@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aiorocket.client.admin.asking import Answers, Asking, Broker, Missing
+from aiorocket.client.admin.lines import from_row
 from aiorocket.client.admin.moments import Moment, millis
 from aiorocket.client.core.subscriptions import check_filter, subscription_data
 from aiorocket.client.queue_scan import QueueScan
 from aiorocket.client.topic_admin import master_of
 from aiorocket.errors import NotConnectedError, RemoteError, RocketError, TopicNotFoundError, UsageError
-from aiorocket.model import Queue
+from aiorocket.model import OutgoingMessage, Queue
 from aiorocket_protocol import (
     ALL_TAGS,
     EXT_UNIQUE_KEY_QUERY,
@@ -48,6 +50,20 @@ class StoredMessage(RecordView):
     #: Where it lies.
     queue: Queue
 
+    def row(self) -> dict[str, Any]:
+        """All of it for JSON, as `aiorocket message dump` writes it a line; a body that is not UTF-8 is
+        ``body_base64``. ``Messages.to_send`` makes a message of it."""
+        row: dict[str, Any] = {
+            "msg_id": self.msg_id, "offset_msg_id": self.offset_msg_id, "topic": self.queue.topic,
+            "broker": self.queue.broker_name, "queue": self.queue.queue_id, "offset": self.queue_offset,
+            "stored_ms": self.store_timestamp, "tag": self.tag, "keys": self.keys, "properties": self.properties,
+        }  # fmt: skip
+        try:
+            row["body"] = self.body.decode()
+        except UnicodeDecodeError:
+            row["body_base64"] = base64.b64encode(self.body).decode()
+        return row
+
 
 class ConsumedDirectly(NamedTuple):
     """What came of it: CR_SUCCESS, CR_LATER, CR_THROW_EXCEPTION ...; ``spent_ms`` as the member says."""
@@ -62,6 +78,15 @@ class Messages:
 
     def __init__(self, asking: Asking) -> None:
         self._ask = asking
+
+    @staticmethod
+    def to_send(row: dict[str, Any]) -> OutgoingMessage:
+        """The message of a row of ``StoredMessage.row`` or `dlq list --json`, for ``Producer.send_many``: body, tag,
+        keys, properties and sharding key, without what RocketMQ reserves. UsageError for what is no such row."""
+        try:
+            return from_row(row)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise UsageError(f"no row of a message: {error!r:.200}") from None
 
     async def by_id(self, offset_msg_id: str) -> StoredMessage | None:
         """The message with this offset id (32 hexadecimal digits, 56 for IPv6), which says where it lies; None when it
