@@ -103,13 +103,6 @@ class RemotingClient:
         """Those with an open connection."""
         return {address for address, connection in self.by_address.items() if not connection.closed}
 
-    def backing_off(self, address: str) -> float:
-        """Seconds until ``address`` may be dialled again after failures; 0 when at once."""
-        failures = self._failures.get(address)
-        if failures is None:
-            return 0.0
-        return max(0.0, failures.not_before - asyncio.get_running_loop().time())
-
     def trouble(self, address: str) -> str:
         """Why the latest dial of ``address`` failed; empty when none has since there was a connection."""
         failures = self._failures.get(address)

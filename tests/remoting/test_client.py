@@ -72,13 +72,12 @@ def test_reconnect_backs_off_and_recovers() -> None:
         for n, pause in enumerate(pauses[1:]):
             full = min(5.0, 0.1 * 2**n)
             assert 0.45 * full <= pause <= full + 0.02
-        with pytest.raises(NotConnectedError, match="tried 10 times, the next attempt is in"):
+        with pytest.raises(NotConnectedError, match=r"tried 10 times, the next attempt is in [0-4]\.\d s"):
             await client.connect("127.0.0.1:9876", timeout=0.5)
-        assert 0.5 < client.backing_off("127.0.0.1:9876") <= 5.0
         server = RemotingServer(sim.env(), processors(), RemotingConfig())
         await server.start("127.0.0.1", 9876)
         answer = await client.request("127.0.0.1:9876", RemotingCommand.request(ECHO, body=b"back"), timeout=8.0)
-        assert answer.body == b"back" and client.backing_off("127.0.0.1:9876") == 0.0
+        assert answer.body == b"back" and not client.trouble("127.0.0.1:9876")
         await client.close()
         await server.close()
 
