@@ -54,14 +54,13 @@ async def messages(request: Request) -> Response:
     note = ""
     missing: tuple[Any, ...] = ()
     if asked["id"] and len(asked["id"]) in (32, 56) and not topic:
-        found = await site.admin.messages.by_id(asked["id"])
-        rows = [] if found is None else [row_of(found)]
+        by_place = await _by_place(request, asked["id"])
+        rows, note = (by_place, "") if by_place is not None else ([], "A search by a sender's id needs a topic.")
     elif topic and asked["id"]:
         answers = await site.admin.messages.by_unique_key(topic, asked["id"])
         rows, missing = [row_of(each) for each in answers], answers.missing
         if not rows and len(asked["id"]) in (32, 56):
-            found = await site.admin.messages.by_id(asked["id"])
-            rows = [] if found is None else [row_of(found)]
+            rows = await _by_place(request, asked["id"]) or []
     elif topic and asked["key"]:
         since, until = moment("since", asked["since"]), moment("until", asked["until"])
         answers = await site.admin.messages.by_key(topic, asked["key"], since=since, until=until, limit=MOST)
@@ -80,6 +79,15 @@ async def messages(request: Request) -> Response:
         request, "messages.html", topic=topic, asked=asked, rows=rows, note=note, missing=missing, most=MOST,
         searched=bool(topic or asked["id"]),
     )  # fmt: skip
+
+
+async def _by_place(request: Request, offset_msg_id: str) -> list[Row] | None:
+    """The message that lies where the id says, if there is one; None for an id that says no place: a sender's."""
+    try:
+        found = await site_of(request).admin.messages.by_id(offset_msg_id)
+    except UsageError:
+        return None
+    return [] if found is None else [row_of(found)]
 
 
 async def message(request: Request) -> Response:

@@ -231,6 +231,9 @@ async def test_messages_are_found_by_key_id_and_time_and_shown(mq: Embedded, vis
         assert "4 messages" in await ok(browser, "/messages", topic="orders", since="2020-01-01T00:00")
         assert "0 messages" in await ok(browser, "/messages", topic="orders", since="2099-01-01T00:00:00")
         assert "needs a topic" in await ok(browser, "/messages", key="o-2")
+        sender = "7F000001CE287B46F0CF8AD8FB88F0D0"  # as long as an id that says where a message lies
+        assert "0 messages" in await ok(browser, "/messages", topic="orders", id=sender)
+        assert "sender&#39;s id needs a topic" in await ok(browser, "/messages", id=sender)
         assert (await browser.get("/messages?topic=orders&since=soon")).status_code == 400
         at = {
             "topic": "orders",
