@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -19,6 +20,7 @@ from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.topics import UNIT, UNIT_SUB
 from aiorocket.config import NameServerConfig
 from aiorocket.nameserver import NameServer
+from aiorocket.remoting import Connection
 from aiorocket.runtime.env import memory_env
 from aiorocket_protocol import (
     MSGPACK,
@@ -151,6 +153,31 @@ async def test_a_client_that_leaves_instead_of_answering_is_an_error_at_once(
         assert answer.code == 207 and "no member answered" in (answer.remark or "")
     else:
         assert answer.code == 1 and "could not be asked" in (answer.remark or "")
+
+
+@pytest.mark.parametrize("code", [307, 309, 223])
+async def test_a_client_that_left_is_not_kept_by_who_asked_it(broker: Broker, peer: Peer, code: int) -> None:
+    """An error that was raised holds what it passed through: its connection then, and its group, for the collector."""
+    await peer.send()
+    (record,) = records(await peer.pull())
+    ask = {"consumerGroup": "g", "clientId": "c1", "msgId": record.offset_msg_id, "group": "g", "topic": "T"}
+
+    def connections() -> set[Connection]:
+        return {each for each in gc.get_objects() if type(each) is Connection}
+
+    gc.collect()
+    gc.disable()
+    before = connections()
+    try:
+        async with consumer(broker, "c1") as member:
+            await peer.ask(code, None, **ask)  # type: ignore[arg-type]
+            await asked(member)
+        assert (await peer.answer()).code
+        async with asyncio.timeout(10):
+            while not connections() <= before:
+                await asyncio.sleep(0.001)
+    finally:
+        gc.enable()
 
 
 async def test_an_answer_that_cannot_be_passed_on_is_an_error_that_says_why(broker: Broker) -> None:

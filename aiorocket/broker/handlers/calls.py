@@ -179,8 +179,9 @@ class CallHandlers:
         silent = []
         for member, answer in zip(members, await self._ask(members, request), strict=True):
             try:
-                if isinstance(answer, BaseException):
-                    raise answer
+                if isinstance(answer, BaseException):  # not raised: what it passes through would hold it
+                    silent.append(f"{member.client_id}: {answer}")
+                    continue
                 if answer.code:
                     raise RemoteError(answer.code, answer.remark, address=member.peer)
                 offsets = _said(answer).get("messageQueueTable")
@@ -204,7 +205,7 @@ class CallHandlers:
                 answer = member.connection.request(request, self._config.client_call_timeout)
             except RocketError as error:
                 answer = asyncio.get_running_loop().create_future()
-                answer.set_exception(error)
+                answer.set_exception(error.with_traceback(None))  # which would hold the answers, and so itself
             answers.append(answer)
         return await asyncio.gather(*answers, return_exceptions=True)
 
