@@ -548,6 +548,7 @@ async def test_what_is_for_one_cluster_changes_no_other(mq: Embedded, admin: Adm
 
 async def test_a_route_is_asked_of_a_name_server_that_is_up(mq: Embedded) -> None:
     async with Admin(nameservers=["127.0.0.1:1", *mq.nameservers]) as admin:
+        assert (await admin.nameservers.config())["listenPort"] and await admin.nameservers.values("none") == {}
         assert [each.broker for each in await admin.topics.route("orders")] == ["broker-a"]
         gone = await admin.topics.delete("orders")
         assert gone == ["broker-a"] and [each.server for each in gone.missing] == ["127.0.0.1:1"]

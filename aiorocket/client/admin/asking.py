@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TypeVar
 
 from aiorocket.client.core.namespace import holds, unwrap, wrap
@@ -12,7 +12,14 @@ from aiorocket.client.core.retry import NO_NAMESERVER, remote_error
 from aiorocket.client.core.routes import TopicRoute
 from aiorocket.client.session import Session
 from aiorocket.client.topic_admin import master_of, masters_of, no_brokers
-from aiorocket.errors import NotConnectedError, RemoteError, RocketError, UsageError
+from aiorocket.errors import (
+    ConnectionLostError,
+    NotConnectedError,
+    RemoteError,
+    RequestTimeoutError,
+    RocketError,
+    UsageError,
+)
 from aiorocket_protocol import (
     MASTER_ID,
     BrokerData,
@@ -206,9 +213,13 @@ class Asking:
     async def first_nameserver(
         self, code: int, header: tuple[Any, ...] | None = None, *, accept: Iterable[int] = ()
     ) -> RemotingCommand:
-        """The answer of the first one that is named."""
+        """The answer of the first one that is reached; the last one's error when none is."""
+        *others, last = self.client.config.nameservers
+        for nameserver in others:
+            with suppress(NotConnectedError, ConnectionLostError, RequestTimeoutError):
+                return await self.call(nameserver, code, header, accept=accept)
         with advised():
-            return await self.call(self.client.config.nameservers[0], code, header, accept=accept)
+            return await self.call(last, code, header, accept=accept)
 
 
 @contextmanager
