@@ -20,6 +20,8 @@ from aiorocket.web.fastapi import MQ, readiness, rocketmq_lifespan
 
 #: Patience with servers that are not there, at the start, and with listeners, at the end.
 START = DRAIN = 30.0
+#: A broker that was away is looked at a moment later.
+SOON = aiorocket.ConsumerConfig(pull_error_delay=0.2)
 
 router = aiorocket.Router()
 
@@ -43,7 +45,7 @@ def create(nameserver: str, start: float = START, drain: float = DRAIN) -> FastA
         group="bakery",
         routers=[router],
         drain_timeout=drain,
-        config=aiorocket.ClientConfig(nameservers=(nameserver,), start_timeout=start),
+        config=aiorocket.ClientConfig(nameservers=(nameserver,), start_timeout=start, consumer=SOON),
     )
     app = FastAPI(lifespan=lifespan)
     app.state.orders = {}

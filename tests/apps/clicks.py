@@ -46,7 +46,8 @@ async def show(request: web.Request) -> web.Response:
 def create(nameserver: str, start: float = START, drain: float = DRAIN) -> web.Application:
     app = web.Application()
     app[COUNTS] = Counter()
-    config = aiorocket.ClientConfig(nameservers=(nameserver,), start_timeout=start)
+    soon = aiorocket.ConsumerConfig(pull_error_delay=0.2)  # a broker that was away is looked at a moment later
+    config = aiorocket.ClientConfig(nameservers=(nameserver,), start_timeout=start, consumer=soon)
     app.cleanup_ctx.append(rocketmq_ctx(group="web", routers=[router], drain_timeout=drain, config=config))
     app.router.add_post("/clicks/{page}", click)
     app.router.add_get("/clicks/{page}", show)
