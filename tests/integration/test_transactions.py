@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 import pytest_asyncio
 
-from aiorocket import ClientConfig, Embedded, Message, Queue, SendError, embed
+from aiorocket import ClientConfig, ConsumerConfig, Embedded, Message, Queue, SendError, embed
 from aiorocket.client.sending.transaction import Transaction, TransactionProducer
 from aiorocket.model import TxState
 
@@ -63,7 +63,7 @@ class Shipping:
 
     def __init__(self, mq: Embedded, topic: str = "payments") -> None:
         self.seen: list[Message] = []
-        self.consumer = mq.consumer("shipping")
+        self.consumer = mq.consumer("shipping", config=ConsumerConfig(pull_error_delay=0.2))
 
         @self.consumer.listener(topic, start_from="first")
         async def ship(message: Message) -> None:
