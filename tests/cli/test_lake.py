@@ -271,6 +271,8 @@ def test_the_proof_names_the_queues_that_lack_rows() -> None:
     assert first == "INCOMPLETE: 1 row of 30 missing in 1 queue"
     assert second == "  t on b, queue 1: 1 of the offsets [0, 10)"
     assert proof(StepReport("x", 3, 3, queues, details={"proof": "none: a filter"})) == ["no proof: a filter"]
+    assert proof(StepReport("x", 0, 0)) == ["no rows: there was nothing to read, or nothing new"]
+    assert proof(StepReport("x", 0, 0, details={"up_to_date": True})) == []  # which is said already
 
 
 def test_values_that_json_does_not_have_are_text() -> None:

@@ -120,7 +120,8 @@ def proof(report: StepReport) -> list[str]:
     if not report.complete:
         return _missing(report.missing, ranges)
     if not ranges:
-        return []
+        nothing = not report.rows_in and not report.details.get("up_to_date")
+        return ["no rows: there was nothing to read, or nothing new"] if nothing else []
     expected = sum(end - begin for begin, end in ranges.values())
     return [complete(expected, len(ranges))]
 
