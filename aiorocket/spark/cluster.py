@@ -23,6 +23,7 @@ from aiorocket.errors import (
 )
 from aiorocket.model import Queue
 from aiorocket_protocol import (
+    DLQ_PREFIX,
     PERM_READ_WRITE,
     PULL_SUBSCRIPTION,
     PULL_SUSPEND,
@@ -141,7 +142,16 @@ def asked_for(options: SourceOptions, queue: Queue) -> bool:
 
 
 async def _route(client: Session, topic: str) -> TopicRoute:
-    return await client.route(wrap(client.config.namespace, topic), refresh=True)
+    try:
+        return await client.route(wrap(client.config.namespace, topic), refresh=True)
+    except TopicNotFoundError:
+        if not topic.startswith(DLQ_PREFIX):
+            raise
+        group = topic.removeprefix(DLQ_PREFIX)
+        raise TopicNotFoundError(
+            f"topic {topic!r} is not there: group {group!r} has given up no message, or is called otherwise "
+            "(aiorocket group list)"
+        ) from None
 
 
 async def _route_or_none(client: Session, topic: str) -> TopicRoute | None:

@@ -70,6 +70,8 @@ async def test_queues_by_name_pattern_and_assignment() -> None:
             await cluster.queues(client.session, options(topic="orders,nowhere"))
         with pytest.raises(TopicNotFoundError, match="nowhere"):
             await cluster.queues(client.session, options(assign='{"nowhere":{"broker-a":[1]}}'))
+        with pytest.raises(TopicNotFoundError, match="group 'nobody' has given up no message, or is called otherwise"):
+            await cluster.queues(client.session, options(topic="%DLQ%nobody"))
 
 
 async def test_a_topic_that_may_not_be_read_says_so() -> None:
