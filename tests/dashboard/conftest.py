@@ -10,7 +10,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from aiorocket import Admin, Embedded, embed
+from aiorocket import Admin, ClientConfig, Embedded, RemotingConfig, embed
 from aiorocket.dashboard.app import PAGES, application
 from aiorocket.dashboard.settings import DashboardConfig
 from aiorocket.dashboard.site import Site
@@ -27,7 +27,8 @@ async def mq() -> AsyncIterator[Embedded]:
 
 @pytest_asyncio.fixture
 async def admin(mq: Embedded) -> AsyncIterator[Admin]:
-    async with Admin(nameservers=mq.nameservers) as admin:
+    soon = RemotingConfig(backoff_max=0.1)  # who is away is asked for by each page
+    async with Admin(config=ClientConfig(nameservers=mq.nameservers, remoting=soon)) as admin:
         yield admin
 
 
