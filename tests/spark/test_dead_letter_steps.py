@@ -44,6 +44,7 @@ def test_the_cause_is_what_a_consumer_recorded(spark: SparkSession) -> None:
     assert [each.cause for each in found] == [cause for _, cause in recorded]
 
 
+@pytest.mark.spark_long
 def test_triage_groups_causes_ages_and_samples(spark: SparkSession) -> None:
     orders = {"RETRY_TOPIC": "orders", "error": "no such account\n  at line 7"}
     mail = {"DLQ_ORIGIN_TOPIC": "mail"}
@@ -116,6 +117,7 @@ def bury(nameserver: str, group: str, topic: str, bodies: list[str]) -> None:
     run(give_up())
 
 
+@pytest.mark.spark_long
 def test_a_replay_sends_what_spark_selects_and_only_once(spark: SparkSession, nameserver: str, topic: str) -> None:
     group = f"g-{topic}"
     bury(nameserver, group, topic, ["a1", "a2", "b1", "b2", "b3"])

@@ -84,6 +84,7 @@ def test_keys_expressions_and_transactions(spark: SparkSession) -> None:
     assert offsets == {"keys": [0, 2, 3], "expression": [0, 1, 3], "txn": [0, 1, 2], "array": [0, 2, 3]}
 
 
+@pytest.mark.spark_long
 def test_a_stream_drops_repeats_within_the_watermark(spark: SparkSession, tmp_path: Path) -> None:
     source = str(tmp_path / "rows")
     frame(spark, [row(0, msg_id="a"), row(1, msg_id="b"), row(2, msg_id="")]).coalesce(1).write.parquet(source)

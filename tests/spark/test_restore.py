@@ -82,6 +82,7 @@ def test_an_interrupted_restore_goes_on_and_tells_repeats(
     assert all(each == sorted(each, reverse=True) for each in numbers.values())
 
 
+@pytest.mark.spark_long
 def test_a_restore_selects_and_limits(spark: SparkSession, nameserver: str, topic: str, tmp_path: Path) -> None:
     lake = make(tmp_path)
     add(lake, {Q: range(100)})

@@ -115,6 +115,7 @@ def _documents(draw: st.DrawFn) -> bytes:
     return bytes(data)
 
 
+@pytest.mark.spark_long
 @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(_documents() | st.binary(max_size=6), min_size=40, max_size=60))
 def test_good_is_what_python_reads_too(spark: SparkSession, bodies: list[bytes]) -> None:

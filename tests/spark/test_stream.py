@@ -145,6 +145,7 @@ def test_topics_and_queues_that_appear_between_runs(
     assert archived(spark, lake) == names(0, 25)
 
 
+@pytest.mark.spark_long
 def test_a_stream_from_the_latest_offset_remembers_where_it_began(
     spark: SparkSession, nameserver: str, topic: str, lake: Path
 ) -> None:
