@@ -183,7 +183,7 @@ async def test_without_auto_creation_a_send_to_an_unknown_topic_is_17() -> None:
 async def test_a_topic_without_write_permission_refuses(peer: Peer) -> None:
     await peer.create_topic("T", 2, perm=4)
     answer = await peer.send()
-    assert answer.code == 16 and "not writable" in (answer.remark or "")
+    assert answer.code == 16 and "not writable" in (answer.remark or "") and "--permission RW" in (answer.remark or "")
 
 
 async def test_a_retry_send_over_its_limit_lies_in_the_dead_letters_and_does_not_wait(peer: Peer) -> None:

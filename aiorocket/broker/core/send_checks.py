@@ -75,7 +75,8 @@ def admit(
             return made
         topic = made
     if not topic.perm & PERM_WRITE:
-        return Refusal(ResponseCode.NO_PERMISSION, f"topic[{name}] is not writable (perm {topic.perm})")
+        advice = f"`aiorocket topic update {name} --permission RW` lets it be written"
+        return Refusal(ResponseCode.NO_PERMISSION, f"topic[{name}] is not writable (perm {topic.perm}): {advice}")
     queue_id = facts.queue_id
     if queue_id >= topic.max_queues:
         return Refusal(
