@@ -214,13 +214,11 @@ def load(file: str, topic: str | None, config: ClientConfig) -> None:
     async def work() -> int:
         sent = 0
         try:
-            async with (
-                aiorocket.Admin(config=config) as admin,
-                aiorocket.Client(config=config, group="aiorocket_load") as client,
-            ):
+            async with aiorocket.Client(config=config, group="aiorocket_load") as client:
+                messages = aiorocket.Admin(client=client).messages
                 async for line in source:
                     try:
-                        read = admin.messages.to_send(json.loads(line.body))
+                        read = messages.to_send(json.loads(line.body))
                     except (ValueError, aiorocket.UsageError) as error:
                         raise BadInputError(f"line {line.number} is none of `message dump`: {error}") from None
                     try:

@@ -160,7 +160,13 @@ async def test_a_client_that_left_is_not_kept_by_who_asked_it(broker: Broker, pe
     """An error that was raised holds what it passed through: its connection then, and its group, for the collector."""
     await peer.send()
     (record,) = records(await peer.pull())
-    ask = {"consumerGroup": "g", "clientId": "c1", "msgId": record.offset_msg_id, "group": "g", "topic": "T"}
+    ask: dict[str, Any] = {
+        "consumerGroup": "g",
+        "clientId": "c1",
+        "msgId": record.offset_msg_id,
+        "group": "g",
+        "topic": "T",
+    }
 
     def connections() -> set[Connection]:
         return {each for each in gc.get_objects() if type(each) is Connection}
@@ -170,7 +176,7 @@ async def test_a_client_that_left_is_not_kept_by_who_asked_it(broker: Broker, pe
     before = connections()
     try:
         async with consumer(broker, "c1") as member:
-            await peer.ask(code, None, **ask)  # type: ignore[arg-type]
+            await peer.ask(code, None, **ask)
             await asked(member)
         assert (await peer.answer()).code
         async with asyncio.timeout(10):
