@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from contextlib import suppress
 from importlib import import_module
 from io import TextIOWrapper
 from typing import Any
@@ -125,6 +124,10 @@ def main() -> None:
     gc.set_threshold(50_000, 20, 50)  # what a start makes stays, and so does most of what a run makes
     try:
         cli(prog_name="aiorocket", terminal_width=max(50, min(columns(), _WIDEST) - 2))
+    except OSError as error:  # of what help writes: commands' own are click's errors by now
+        click.echo(f"Error: {error.strerror or error}", err=True)
+        _leave(1)
+        raise
     except SystemExit as end:
         if _ASKING.intersection(sys.argv[1:2]) or "asyncio" not in sys.modules:
             _leave(end.code)
@@ -133,10 +136,12 @@ def main() -> None:
 
 def _leave(code: object) -> None:
     """End the process without taking the interpreter apart, which costs a command that has told what it had to tell a
-    tenth of its time. Not when somebody measures it, or the last of its output does not come through."""
+    tenth of its time, and would say once more that its output did not come through. Not when somebody measures it."""
     if isinstance(code, int) and sys.getprofile() is None and sys.gettrace() is None:
-        with suppress(OSError, ValueError):
-            for stream in (sys.stdout, sys.stderr):
+        for stream in (sys.stdout, sys.stderr):
+            try:
                 if stream is not None:  # as it is when there was none at the start
                     stream.flush()
-            os._exit(code)
+            except (OSError, ValueError):
+                code = code or 1
+        os._exit(code)
