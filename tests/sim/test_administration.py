@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from aiorocket.client.admin.admin import Admin
 from aiorocket.client.app import Client
 from aiorocket.client.message import Message
 from aiorocket.errors import RemoteError
@@ -102,3 +103,30 @@ def test_a_group_that_is_sent_back_to_the_beginning_sees_everything_again(seed: 
             check(history, [lambda history: checkers.one_at_a_time(history, "g")])
 
     simulate(scenario, seed)
+
+
+@pytest.mark.parametrize(("orderly", "gone"), [(False, 0), (False, 100), (True, 0)])
+def test_a_topic_that_is_made_anew_is_read_from_its_beginning(orderly: bool, gone: float) -> None:
+    """Also by members that had come further in the one before, and shorter than they had come."""
+
+    async def scenario(sim: Simulation) -> None:
+        async def delete() -> None:
+            async with Admin(nameservers=cluster.endpoints, env=sim.env()) as admin:
+                await admin.topics.delete("t")
+
+        async with SimCluster(sim) as cluster:
+            await cluster.create_topic("t", 2)
+            await cluster.consumer("g", "t", orderly=orderly)
+            sender = await cluster.producer()
+            for number in range(20):
+                await sender.send("t", f"old{number}")
+            await cluster.settled({"g": ["t"]})
+            await sim.host("10.9.9.8").run(delete())
+            await asyncio.sleep(gone)
+            await cluster.create_topic("t", 2)
+            for number in range(4):
+                await sender.send("t", f"new{number}", timeout=60)
+            await cluster.settled({"g": ["t"]}, within=120)
+        check(cluster.history, [checkers.no_message_lost])
+
+    simulate(scenario)

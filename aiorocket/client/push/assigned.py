@@ -140,8 +140,6 @@ class Assigned:
         """Somebody else may own the queue by now and go on in it: what is cached counts no more, and our position
         neither, also should the lock come back before the queue has been given up here. It is taken anew with its lock,
         where the group is then."""
-        if queue in self.fetchers:
-            self._commits.forget(queue)
         self.begin_anew({queue: None}, 0.0)
 
     # -- ends --
@@ -177,8 +175,9 @@ class Assigned:
     def begin_anew(self, positions: Mapping[Queue, int | None], delay: float) -> None:
         """What is cached of these queues belongs to positions that count no more. It is dropped at once; ``delay``
         seconds later, when running listeners have had time to end, the new offsets are set (also backwards) and stored,
-        and the queues are given back to be taken again. None leaves the offset as the group has it. Queues that are
-        not held are passed over; of one that is about to begin anew, the offset said last counts."""
+        and the queues are given back to be taken again. None leaves the offset as the group has it: ours is stored no
+        more. Queues that are not held are passed over; of one that is about to begin anew, the offset said last counts.
+        """
         now, soon = asyncio.get_running_loop().time(), self._config.pull_error_delay
         fetchers: list[Fetcher] = []
         for queue, offset in positions.items():
@@ -187,13 +186,10 @@ class Assigned:
                 continue
             if offset is not None:
                 fetcher.reset_to = offset
+            # Stored now, the position from before would take back what the broker keeps of a reset.
+            self._commits.forget(queue)
             if not fetcher.process_queue.dropped:
                 fetchers.append(fetcher)
-                if offset is None:
-                    self._commits.note(fetcher)
-                else:
-                    # Stored now, the position from before would take back what the broker keeps of a reset.
-                    self._commits.forget(queue)
                 fetcher.process_queue.drop()
                 # Two brokers that disagree about the queue must not make this spin.
                 if now - self._begun_anew.get(queue, -soon) < soon:

@@ -351,5 +351,5 @@ class Consumer(Router):
     def _offset_path(self) -> str:
         return offset_path(self.config.offset_store_dir, self.client.client_id, self._member.wire_group)
 
-    def _begin_anew(self, positions: Mapping[Queue, int]) -> None:
+    def _begin_anew(self, positions: Mapping[Queue, int | None]) -> None:
         self._assigned.begin_anew(positions, self.config.offset_illegal_delay)

@@ -43,6 +43,7 @@ _FOUND = int(ResponseCode.SUCCESS)
 _NO_NEW = int(ResponseCode.PULL_NOT_FOUND)
 _NO_MATCHED = int(ResponseCode.PULL_RETRY_IMMEDIATELY)
 _ILLEGAL = int(ResponseCode.PULL_OFFSET_MOVED)
+_NO_TOPIC = int(ResponseCode.TOPIC_NOT_EXIST)
 #: The broker does not know us, or knows an older subscription: tell it, then pull again.
 _UNKNOWN_TO_BROKER = frozenset(
     (
@@ -55,7 +56,8 @@ _UNKNOWN_TO_BROKER = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulling:
-    """What the fetchers of one consumer share. ``begin_anew`` is called with where the broker wants a queue to be."""
+    """What the fetchers of one consumer share. ``begin_anew`` is called with where the broker wants a queue to be, None
+    for where it has the group."""
 
     member: Member
     config: ConsumerConfig
@@ -63,7 +65,7 @@ class Pulling:
     backlog: Backlog
     stats: ConsumeStats
     settler: Settler
-    begin_anew: Callable[[Mapping[Queue, int]], None]
+    begin_anew: Callable[[Mapping[Queue, int | None]], None]
 
 
 class Fetcher(HeldQueue):
@@ -209,6 +211,9 @@ class Fetcher(HeldQueue):
         if code in _UNKNOWN_TO_BROKER:
             self._session.forget_registration(connection)
             return min(1.0, self.note(error))
+        if code == _NO_TOPIC:
+            # Deleted, and our offset with it: in a new topic of the name that would pass over what this begins with.
+            self._pulling.begin_anew({queue: None})
         raise error
 
     def _take(self, data: bytes, next_offset: int, subscription: SubscriptionData) -> list[Message]:
