@@ -15,10 +15,11 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
+    from aiorocket.broker.core.topics import TopicTable
     from aiorocket.storage.results import PutResult
     from aiorocket.storage.store import MessageStore
 
-__all__ = ("NOT_COPIED", "Copy", "copied_properties", "store_copy")
+__all__ = ("NOT_COPIED", "Copy", "copied_properties", "store_copy", "where_read")
 
 #: No copy of a message that failed is of a transaction, and the store sets the bit of its own host.
 NOT_COPIED = SYS_FLAG_TRANSACTION_MASK | SYS_FLAG_STORE_HOST_V6
@@ -37,6 +38,14 @@ class Copy(NamedTuple):
     reconsume_times: int | None = None
     #: Physical offset of the half message that it was.
     prepared: int = 0
+
+
+def where_read(topics: TopicTable, copy: Copy) -> Copy:
+    """What waited for its topic, which may have fewer queues by now: in one of these, for nobody would read another."""
+    topic = topics.get(copy.topic)
+    if topic is None or copy.queue_id < topic.max_queues:
+        return copy
+    return copy._replace(queue_id=copy.queue_id % max(1, topic.write_queues))
 
 
 def store_copy(store: MessageStore, copy: Copy, done: Callable[[PutResult], None]) -> None:

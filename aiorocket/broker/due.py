@@ -14,13 +14,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from aiorocket.broker.copies import Copy, store_copy
+from aiorocket.broker.copies import Copy, store_copy, where_read
 from aiorocket.errors import RocketError, StoreError, UsageError
 from aiorocket.runtime.deadlines import DeadlineDriver
 from aiorocket.storage.results import PutResult, PutStatus, StoreBusyError
 from aiorocket_protocol import ProtocolError, RecordView
 
 if TYPE_CHECKING:
+    from aiorocket.broker.core.topics import TopicTable
     from aiorocket.runtime.clock import Clock
     from aiorocket.storage.store import MessageStore
 
@@ -76,10 +77,18 @@ class Schedule(Protocol):
 class DueDelivery(ABC):
     """Moves due messages. ``close()`` ends it."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock, schedule: Schedule, store: MessageStore) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        schedule: Schedule,
+        topics: TopicTable,
+        store: MessageStore,
+    ) -> None:
         self._loop = loop
         self._clock = clock
         self._waiting = schedule
+        self._topics = topics
         self._store = store
         self._driver = DeadlineDriver(loop, self._next_deadline, self._due)
         self._retry: asyncio.TimerHandle | None = None
@@ -163,7 +172,7 @@ class DueDelivery(ABC):
                 self._failed(first, second)
 
         try:
-            store_copy(self._store, copy, done)
+            store_copy(self._store, where_read(self._topics, copy), done)
         except StoreError:
             self._failed(first, second)
         except (RocketError, ProtocolError) as error:

@@ -89,8 +89,8 @@ class Parts:
             security=security,
         )
         keep(store.retention, tables, config.cluster)
-        self.delivery = DelayDelivery(loop, env.clock, tables.delays, store)
-        self.timers = TimerDelivery(loop, env.clock, tables.timers, store)
+        self.delivery = DelayDelivery(loop, env.clock, tables.delays, tables.topics, store)
+        self.timers = TimerDelivery(loop, env.clock, tables.timers, tables.topics, store)
         self.checks = TransactionChecks(
             loop, env.clock, tables, store, broker=config.name, topics_changed=changed, may_send=security.may_send
         )

@@ -13,6 +13,7 @@ from aiorocket.errors import RocketError
 from aiorocket_protocol import PROPERTY_REAL_QID, PROPERTY_REAL_TOPIC, SCHEDULE_TOPIC, RecordView, encode_properties
 
 if TYPE_CHECKING:
+    from aiorocket.broker.core.topics import TopicTable
     from aiorocket.runtime.clock import Clock
     from aiorocket.storage.store import MessageStore
 
@@ -28,9 +29,14 @@ class DelayDelivery(DueDelivery):
     """``start()`` looks at every level. A message is named by its level and its offset there."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, clock: Clock, schedule: DelaySchedule, store: MessageStore
+        self,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        schedule: DelaySchedule,
+        topics: TopicTable,
+        store: MessageStore,
     ) -> None:
-        super().__init__(loop, clock, schedule, store)
+        super().__init__(loop, clock, schedule, topics, store)
         self._schedule = schedule
 
     def start(self) -> None:

@@ -23,6 +23,7 @@ from aiorocket_protocol import (
 )
 
 if TYPE_CHECKING:
+    from aiorocket.broker.core.topics import TopicTable
     from aiorocket.runtime.clock import Clock
     from aiorocket.storage.store import MessageStore
 
@@ -37,9 +38,14 @@ class TimerDelivery(DueDelivery):
     the log."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, clock: Clock, schedule: TimerSchedule, store: MessageStore
+        self,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        schedule: TimerSchedule,
+        topics: TopicTable,
+        store: MessageStore,
     ) -> None:
-        super().__init__(loop, clock, schedule, store)
+        super().__init__(loop, clock, schedule, topics, store)
         self._schedule = schedule
 
     async def start(self) -> None:

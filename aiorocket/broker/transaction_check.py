@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from aiorocket.broker.answers import put_refusal, store_refusal
-from aiorocket.broker.copies import Copy, store_copy
+from aiorocket.broker.copies import Copy, store_copy, where_read
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.transactions import Half, HalfState, Stored, decode_op, encode_op, immunity
@@ -188,7 +188,7 @@ class TransactionChecks:
             return
         sys_flag = view.sys_flag & ~SYS_FLAG_TRANSACTION_MASK | SYS_FLAG_TRANSACTION_COMMIT
         copy = Copy(view, topic, queue_id, text, sys_flag=sys_flag, prepared=view.physical_offset)
-        self._place(half, HalfState.DELIVERED, copy, ended)
+        self._place(half, HalfState.DELIVERED, where_read(self._topics, copy), ended)
 
     def rollback(self, half: Half, ended: Ended) -> None:
         """End a transaction whose message is not to be delivered."""

@@ -259,6 +259,20 @@ async def test_commit(broker: Broker, peer: Peer) -> None:
     assert len(await stored(peer, "T", 2)) == 1
 
 
+async def test_what_waits_for_a_queue_that_its_topic_has_no_more_goes_to_another(peer: Peer) -> None:
+    """Delayed, timed or half: nobody reads the queue that it was sent to."""
+    receipt = await half(peer, b"half", queue_id=3)
+    await peer.send(b"delayed", {"DELAY": "2"}, queue_id=3)
+    await peer.send(b"timed", {"TIMER_DELAY_MS": "50"}, queue_id=3)
+    await peer.create_topic("T", 2)
+    assert (await end(peer, receipt, COMMIT)).code == 0
+    seen: set[bytes] = set()
+    async with asyncio.timeout(10):
+        while len(seen) < 3:
+            seen |= {record.body for record in records(await peer.pull("T", 1, len(seen)))}
+    assert seen == {b"half", b"delayed", b"timed"}
+
+
 async def test_rollback(peer: Peer) -> None:
     await peer.create_topic("T", 4)
     receipt = await half(peer)
