@@ -24,6 +24,7 @@ from aiorocket.remoting.rarely import Rarely
 from aiorocket.runtime.deadlines import DeadlineDriver
 from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket_protocol import (
+    DLQ_PREFIX,
     PROPERTY_DELAY,
     PROPERTY_FIRST_POP_TIME,
     PROPERTY_ORIGIN_MESSAGE_ID,
@@ -364,8 +365,6 @@ class PopRevival:
         self._topics.ensure(name, 1)
         if self._topics.version != version:
             self._topics_changed()
-        if dead:
-            self._counters.dead_letters[key.group] += 1
         try:
             encoded = encode_properties(properties)
         except ProtocolError:  # too long: the message is worth more than what is said of it
@@ -383,9 +382,10 @@ class PopRevival:
         """Whether the store took the record that a message is stored elsewhere."""
         return self._append_or_log(encode_acknowledged(pop.key, [offset], pop.pop_time))
 
-    def landed(self, pop: Pop, offset: int, *, recorded: bool = False) -> None:
+    def landed(self, pop: Pop, offset: int, *, recorded: bool = False, dead: bool = False) -> None:
         """A message that was out is stored elsewhere, or gone."""
         key = pop.key
+        self._counters.dead_letters[key.group] += dead
         committed = self.table.landed(pop, offset)
         if committed is not None:
             self._offsets.commit(key.group, key.topic, key.queue_id, committed)
@@ -417,13 +417,14 @@ class _Revival:
 
         def done(result: PutResult) -> None:
             if result.status is _OK:
-                owner.landed(self._pop, offset, recorded=recorded)
+                dead = copy is not None and copy.topic.startswith(DLQ_PREFIX)
+                owner.landed(self._pop, offset, recorded=recorded, dead=dead)
             else:
                 self._failed = True
             self._end_one()
 
         self._copying += 1
-        recorded = False
+        copy, recorded = None, False
         try:
             copy = owner.copy_of(self._pop, offset)
             if copy is not None:

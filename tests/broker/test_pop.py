@@ -832,7 +832,7 @@ def test_a_store_that_takes_nothing_is_said_once_a_minute(
 
     async def main(sim: Simulation) -> None:
         nonlocal busy
-        host, broker = await started(sim, sim.env(), config())
+        host, broker = await started(sim, sim.env(), config(retry_max_times=1))
         peer = Popper(sim, broker.address)
         for _ in range(20):
             await peer.send(b"x")
@@ -843,7 +843,12 @@ def test_a_store_that_takes_nothing_is_said_once_a_minute(
         assert len(lines) == 2 and "more" not in lines[0] and len(lines[1].split("(")[1].split()[0]) == 4
         busy = False
         await asyncio.sleep(2)
-        assert len(await peer.pop()) == 20
+        assert len(await peer.pop(invisible_time=1000)) == 20
+        busy = True
+        await asyncio.sleep(5)
+        busy = False
+        await asyncio.sleep(2)
+        assert broker.counters.dead_letters["g"] == 20  # each once, however often that was tried
         await peer.close()
         await host.run(broker.close())
 
