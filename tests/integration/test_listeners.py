@@ -400,7 +400,10 @@ async def test_a_message_knows_when_its_listener_was_called(kind: str, until: Un
         assert all(begun_ms - 2 <= stamp <= mq.env.clock.wall_ms() + 2 for stamp in stamps)
 
 
-async def test_a_listener_that_keeps_the_loop_is_named_while_it_does(mq: Embedded, until: Until) -> None:
+async def test_a_listener_that_keeps_the_loop_is_named_while_it_does(
+    mq: Embedded, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aiorocket.runtime.watchdog._waited_for_core", lambda _thread: 0.0)  # however busy this machine
     said: list[str] = []
     warned = threading.Event()
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,6 +59,15 @@ def watching(caller: str, limit: float = 0.02) -> Iterator[None]:
         task.cancel()
 
 
+waited_for_core = watchdog._waited_for_core
+
+
+@pytest.fixture(autouse=True)
+def whole_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this machine is busy with."""
+    monkeypatch.setattr(watchdog, "_waited_for_core", lambda _thread: 0.0)
+
+
 async def test_a_function_that_keeps_the_loop_is_named_once_a_minute() -> None:
     with lines() as log, watching(__file__), watching("/elsewhere", 1.0):
         await asyncio.sleep(0)
@@ -73,6 +84,27 @@ async def test_a_function_that_keeps_the_loop_is_named_once_a_minute() -> None:
         assert len(log.said) == 2
     await asyncio.sleep(0)
     assert not watchdog._watches
+
+
+async def test_who_waits_for_a_core_is_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    began = time.monotonic()
+    monkeypatch.setattr(watchdog, "_waited_for_core", lambda _thread: 0.9 * (time.monotonic() - began))
+    with lines() as log, watching(__file__):
+        await asyncio.sleep(0)
+        on_paid(log.wait)
+        assert "has not turned for 0.0" in log.said[0] and "for a core: the machine" in log.said[0]
+        assert "on_paid" not in log.said[0]
+        while len(log.said) < 2:
+            await asyncio.sleep(0.01)
+    assert log.said[1].endswith(" it waited for a core")
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="Linux says it, when it was built to")
+def test_how_long_a_thread_waited_for_a_core_only_grows() -> None:
+    thread = threading.get_native_id()
+    waited = [waited_for_core(thread) for _ in range(100)]
+    assert waited == sorted(waited) and waited[0] >= 0.0
+    assert waited_for_core(0) == 0.0  # nobody's
 
 
 async def test_what_others_do_is_not_told() -> None:
