@@ -10,6 +10,8 @@ import pytest
 from aiorocket.client.admin.admin import Admin
 from aiorocket.client.app import Client
 from aiorocket.client.message import Message
+from aiorocket.client.pull.pull_consumer import PullConsumer
+from aiorocket.config import ClientConfig, ConsumerConfig
 from aiorocket.errors import RemoteError
 from aiorocket.testing import SimBroker, SimCluster, Simulation, check, checkers, simulate
 from aiorocket_protocol import (
@@ -105,28 +107,68 @@ def test_a_group_that_is_sent_back_to_the_beginning_sees_everything_again(seed: 
     simulate(scenario, seed)
 
 
-@pytest.mark.parametrize(("orderly", "gone"), [(False, 0), (False, 100), (True, 0)])
-def test_a_topic_that_is_made_anew_is_read_from_its_beginning(orderly: bool, gone: float) -> None:
-    """Also by members that had come further in the one before, and shorter than they had come."""
+MODES: dict[str, dict[str, Any]] = {
+    "concurrent": {},
+    "orderly": {"orderly": True},
+    "broadcasting": {
+        "config": ConsumerConfig(message_model="broadcasting", offset_store_dir="offsets"),
+        "client": ClientConfig(instance="reader"),
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("mode", "gone"), [("concurrent", 0), ("concurrent", 100), ("orderly", 0), ("broadcasting", 0)]
+)
+def test_a_topic_that_is_made_anew_is_read_from_its_beginning(mode: str, gone: float) -> None:
+    """Also by members that had come further in the one before than this one reaches."""
 
     async def scenario(sim: Simulation) -> None:
-        async def delete() -> None:
-            async with Admin(nameservers=cluster.endpoints, env=sim.env()) as admin:
-                await admin.topics.delete("t")
-
         async with SimCluster(sim) as cluster:
             await cluster.create_topic("t", 2)
-            await cluster.consumer("g", "t", orderly=orderly)
-            sender = await cluster.producer()
-            for number in range(20):
-                await sender.send("t", f"old{number}")
-            await cluster.settled({"g": ["t"]})
-            await sim.host("10.9.9.8").run(delete())
-            await asyncio.sleep(gone)
-            await cluster.create_topic("t", 2)
-            for number in range(4):
-                await sender.send("t", f"new{number}", timeout=60)
-            await cluster.settled({"g": ["t"]}, within=120)
+            await cluster.consumer("g", "t", **MODES[mode])
+            await anew(cluster, gone)
         check(cluster.history, [checkers.no_message_lost])
 
     simulate(scenario)
+
+
+def test_so_does_a_pull_consumer() -> None:
+    async def scenario(sim: Simulation) -> None:
+        fetched: list[str] = []
+
+        async def program() -> None:
+            async with PullConsumer("g", nameservers=cluster.endpoints, env=sim.env()) as consumer:
+                await consumer.subscribe("t", start_from="first")
+                while True:
+                    fetched.extend(message.body.decode() for message in await consumer.fetch(10))
+                    await consumer.commit()
+
+        async with SimCluster(sim) as cluster:
+            await cluster.create_topic("t", 2)
+            reading = sim.host("10.2.0.1").start(program())
+            await anew(cluster, 0)
+            reading.cancel()
+            await asyncio.wait([reading])
+        assert cluster.history.keys("acknowledged") == set(fetched)
+
+    simulate(scenario)
+
+
+async def anew(cluster: SimCluster, gone: float) -> None:
+    """Send 20 messages, delete their topic, make it again ``gone`` seconds later and send 4."""
+
+    async def delete() -> None:
+        async with Admin(nameservers=cluster.endpoints, env=cluster.sim.env()) as admin:
+            await admin.topics.delete("t")
+
+    sender = await cluster.producer()
+    for number in range(20):
+        await sender.send("t", f"old{number}")
+    await asyncio.sleep(15)
+    await cluster.sim.host("10.9.9.8").run(delete())
+    await asyncio.sleep(gone)
+    await cluster.create_topic("t", 2)
+    for number in range(4):
+        await sender.send("t", f"new{number}", timeout=60)
+    await asyncio.sleep(60)

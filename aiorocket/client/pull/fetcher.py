@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from math import inf
 
-from aiorocket.client.core.offsets import OffsetTable
 from aiorocket.client.core.pull_cursor import PullCursor
 from aiorocket.client.core.pull_gate import pull_flags
 from aiorocket.client.core.retry import remote_error
+from aiorocket.client.group.commits import Commits
 from aiorocket.client.group.held_queue import HeldQueue
 from aiorocket.client.group.member import Member
+from aiorocket.client.group.start_offset import start_offset
 from aiorocket.client.message import Message
 from aiorocket.client.pull.prefetch import Prefetch
 from aiorocket.config import PullConsumerConfig
@@ -36,6 +37,7 @@ _PULL = int(RequestCode.PULL_MESSAGE)
 _FOUND = int(ResponseCode.SUCCESS)
 _EMPTY = (int(ResponseCode.PULL_NOT_FOUND), int(ResponseCode.PULL_RETRY_IMMEDIATELY))
 _ILLEGAL = int(ResponseCode.PULL_OFFSET_MOVED)
+_NO_TOPIC = int(ResponseCode.TOPIC_NOT_EXIST)
 _UNSUPPORTED = int(ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
 #: Where a connection keeps that its broker is older than code 361.
 _NO_LITE = "client.no_lite_pull"
@@ -43,14 +45,14 @@ _NO_LITE = "client.no_lite_pull"
 
 class PullFetcher(HeldQueue):
     """A queue whose messages wait in ``prefetch`` for ``fetch``. What the application is done with is noted in
-    ``offsets``."""
+    ``commits``."""
 
     def __init__(
         self,
         member: Member,
         config: PullConsumerConfig,
         prefetch: Prefetch,
-        offsets: OffsetTable,
+        commits: Commits,
         queue: Queue,
         offset: int,
     ) -> None:
@@ -58,7 +60,7 @@ class PullFetcher(HeldQueue):
         super().__init__(member, queue, self.cursor, self, self._next)
         self._config = config
         self._prefetch = prefetch
-        self._offsets = offsets
+        self._commits = commits
         self._repaired = -inf
 
     async def stop(self) -> None:
@@ -92,7 +94,7 @@ class PullFetcher(HeldQueue):
 
     def finish(self, end: int) -> None:
         """The application is done with everything before ``end``."""
-        self._offsets.set(self.queue, self.cursor.finish(end))
+        self._commits.offsets.set(self.queue, self.cursor.finish(end))
 
     # -- Settler --
 
@@ -184,6 +186,9 @@ class PullFetcher(HeldQueue):
         if code == _ILLEGAL:
             following = answer.read(PullMessageResponseHeader).next_begin_offset
             return self._led(following, f"offset {offset} does not exist at the broker, going on at {following}")
+        if code == _NO_TOPIC:
+            # Deleted, and the group's offset with it: in a new topic of the name ours would pass over its beginning.
+            self._repair((await start_offset(self.member, self._commits.offset_store, queue)).offset)
         raise remote_error(code, answer.remark, request="LITE_PULL_MESSAGE", address=address)
 
     def _messages(self, data: bytes, subscription: SubscriptionData) -> list[Message]:
@@ -211,4 +216,4 @@ class PullFetcher(HeldQueue):
     def _repair(self, offset: int) -> None:
         self._prefetch.seek(self.cursor, offset)
         self.cursor.done = offset
-        self._offsets.repair(self.queue, offset)
+        self._commits.offsets.repair(self.queue, offset)

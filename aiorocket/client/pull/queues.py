@@ -59,7 +59,7 @@ class PullQueues:
         self._need_pulling()
         for queue, start in starts.items():
             self.fetchers[queue] = PullFetcher(
-                self._member, self._config, self.prefetch, self._commits.offsets, queue, start.offset
+                self._member, self._config, self.prefetch, self._commits, queue, start.offset
             )
             self._commits.offsets.begin(queue, start.offset, committed=start.stored)
 

@@ -212,8 +212,8 @@ class Fetcher(HeldQueue):
             self._session.forget_registration(connection)
             return min(1.0, self.note(error))
         if code == _NO_TOPIC:
-            # Deleted, and our offset with it: in a new topic of the name that would pass over what this begins with.
-            self._pulling.begin_anew({queue: None})
+            # Deleted, and the group's offset with it: in a new topic of the name ours would pass over its beginning.
+            self._pulling.begin_anew({queue: 0 if member.broadcasting else None})
         raise error
 
     def _take(self, data: bytes, next_offset: int, subscription: SubscriptionData) -> list[Message]:
