@@ -93,13 +93,13 @@ def large_fields(dial: Dial, times: int) -> None:
 
 
 def groups(dial: Dial, times: int) -> None:
-    link = dial()
+    link = _reading(dial())
     for number in range(30_000 * times):
         link.sendall(pull("*", consumerGroup=f"{'g' * 200}-{number}", sysFlag="4"))
 
 
 def commits(dial: Dial, times: int) -> None:
-    link = dial()
+    link = _reading(dial())
     for number in range(50_000 * times):
         fields = {"consumerGroup": "g", "topic": "TBW102", "queueId": str(number), "commitOffset": "1"}
         link.sendall(frame(15, fields))
@@ -110,15 +110,20 @@ def replies(dial: Dial, times: int) -> None:
     asker = dial()
     asker.sendall(frame(34, {}, json.dumps({"clientID": "asker", "producerDataSet": [{"groupName": "p"}]}).encode()))
     asker.recv(1000)
-    Thread(target=_read_all, args=(asker,), daemon=True).start()
+    _reading(asker)
     properties = "REPLY_TO_CLIENT\x01asker\x02"
     fields = {"a": "p", "b": "DefaultCluster_REPLY_TOPIC", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1",
               "h": "0", "i": properties, "j": "0", "k": "false", "m": "false"}  # fmt: skip
     for _ in range(8):
-        link = dial()
-        Thread(target=_read_all, args=(link,), daemon=True).start()
+        link = _reading(dial())
         for _ in range(100):
             link.sendall(frame(325, fields, bytes(1_000_000)))
+
+
+def _reading(link: socket.socket) -> socket.socket:
+    """It reads whatever comes: what waits for those who do not is no matter of this attack."""
+    Thread(target=_read_all, args=(link,), daemon=True).start()
+    return link
 
 
 def _read_all(link: socket.socket) -> None:
@@ -243,26 +248,33 @@ def key_values(dial: Dial, times: int) -> None:
 
 FILTERS = Limits().filter_memory / MIB
 NETWORK = RemotingConfig()
-#: What may be kept, in MiB, and by which limits; 64 besides are anybody's.
+#: What may be kept, in MiB, and by which limits; 64 besides are anybody's. The frames of those who have sent are kept
+#: too until they send again or end: ``FRAMES``.
 ATTACKS: dict[Callable[[Dial, int], None], tuple[float, str]] = {
     tag_expressions: (0, "filter_length"),
     lawful_filters: (FILTERS, "filter_memory"),
     sql: (FILTERS, "filter_length, filter_memory"),
-    heartbeats: (FILTERS, "filter_memory"),
-    sql_heartbeats: (FILTERS, "filter_memory"),
+    heartbeats: (FILTERS, "filter_memory, max_held"),
+    sql_heartbeats: (FILTERS, "filter_memory, max_held"),
     pops: (FILTERS * 9 / 8, "filter_memory, pops_under_way"),
     large_fields: (FILTERS, "filter_memory"),
     groups: (0, "groups"),
     commits: (0, "offsets"),
     locks: (0, "locks"),
     mutated: (0, "max_header"),
-    connections: (0, "max_connections"),
+    connections: (0, "max_connections, max_held"),
     key_values: (Limits().key_values / MIB, "key_values"),
     sends: (StoreConfig().max_pending / MIB, "max_pending"),
     replies: (NETWORK.max_in_flight_bytes / MIB, "max_in_flight_bytes"),
     slow_readers: (4 * NETWORK.write_limit / MIB, "write_limit of each"),
     large_frames: (4 * 16, "a frame of each"),
     half_frames: (200, "max_held; these are 200 MB"),
+}
+#: Of as many connections as there are times so much, in MiB.
+FRAMES: dict[Callable[[Dial, int], None], float] = {
+    heartbeats: 10 * 0.75,
+    sql_heartbeats: 10 * 0.75,
+    connections: 500 / 64,
 }
 
 
@@ -302,7 +314,7 @@ def run(server: Server, attack: Callable[[Dial, int], None], times: int = 1) -> 
     for link in links:
         link.close()
     assert ask(address, code, question, timeout=120)[0] == 0
-    return Found(before, rss(pid, "VmHWM"), rss(pid), ATTACKS[attack][0])
+    return Found(before, rss(pid, "VmHWM"), rss(pid), ATTACKS[attack][0] + times * FRAMES.get(attack, 0))
 
 
 def main() -> None:

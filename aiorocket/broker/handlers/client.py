@@ -105,10 +105,9 @@ class ClientHandlers:
     ) -> RemotingCommand | Awaitable[RemotingCommand]:
         """Code 34: (re)register every group of one client. Idempotent. A group that is refused is the answer, and does
         not keep the client's others out."""
-        plain = decode_plain(command.body, command.serialize_type, "HeartbeatData", lenient=MAX_LENIENT)
-        data = HeartbeatData.from_plain(_few(plain, self._most_groups))
-        registering = self._register(connection, command, data)
-        return whole(registering) if len(command.body) <= _AT_ONCE else self._long(registering)
+        long = len(command.body) > _AT_ONCE
+        registering = self._register(connection, command, long)
+        return self._long(registering) if long else whole(registering)
 
     async def _long(self, registering: Generator[None, None, RemotingCommand]) -> RemotingCommand:
         async with self._one_long:
@@ -116,15 +115,19 @@ class ClientHandlers:
             return await in_turns(registering)
 
     def _register(
-        self, connection: Connection, command: RemotingCommand, data: HeartbeatData
+        self, connection: Connection, command: RemotingCommand, long: bool
     ) -> Generator[None, None, RemotingCommand]:
+        # When it is its turn: read, a long one takes several times as much as its bytes, which are counted.
+        plain = decode_plain(command.body, command.serialize_type, "HeartbeatData", lenient=MAX_LENIENT)
+        command.body = b""
+        data = HeartbeatData.from_plain(_few(plain, self._most_groups))
         now = self._loop.time()
         version = self._topics.version
         #: What version 1 is told: always send everything. Version 2 sends subscriptions only when we lack them.
         news = data.fingerprint == 0
         without_sub = data.without_sub and data.fingerprint != 0
         refusal: Refusal | None = None
-        size, long = 0, len(command.body) > _AT_ONCE
+        size = 0
         try:
             for consumer in data.consumers:
                 config = self._consumers.refusal(
