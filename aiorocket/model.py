@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from binascii import b2a_base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -27,6 +28,7 @@ __all__ = (
     "SendReceipt",
     "SendStatus",
     "TxState",
+    "body_row",
     "check_topic",
     "check_group",
 )
@@ -110,6 +112,14 @@ class SendReceipt(NamedTuple):
     offset_msg_id: str
     status: SendStatus
     recall_handle: str | None = None
+
+
+def body_row(body: bytes) -> dict[str, str]:
+    """A message's body in a row of JSON: as text where it is UTF-8, else in base64."""
+    try:
+        return {"body": body.decode()}
+    except UnicodeDecodeError:
+        return {"body_base64": b2a_base64(body, newline=False).decode()}
 
 
 def check_topic(topic: str) -> str:

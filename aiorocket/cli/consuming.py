@@ -13,12 +13,11 @@ import click
 from aiorocket import Client, Message
 from aiorocket.cli.counts import counted
 from aiorocket.cli.positions import Positions
-from aiorocket.cli.show import body_of
 from aiorocket.cli.stopping import stop_signals
 from aiorocket.cli.terminal import INTERRUPTED
 from aiorocket.config import ClientConfig, ConsumerConfig
 from aiorocket.errors import RemoteError
-from aiorocket.model import Queue, check_group, check_topic
+from aiorocket.model import Queue, body_row, check_group, check_topic
 
 __all__ = ("Reader",)
 
@@ -155,7 +154,7 @@ def _as_json(message: Message) -> bytes:
             "stored_ms": message.store_timestamp,
             "reconsume_times": message.reconsume_times,
             "properties": message.properties,
-            **body_of(message.body),
+            **body_row(message.body),
         },
         ensure_ascii=False,
     ).encode()

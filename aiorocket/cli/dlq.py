@@ -13,7 +13,7 @@ from aiorocket.cli.conditions import condition, every
 from aiorocket.cli.counts import counted
 from aiorocket.cli.options import broker_option, client_options
 from aiorocket.cli.running import run
-from aiorocket.cli.show import Row, body_of, fitting_table, say_json, visible, when
+from aiorocket.cli.show import Row, fitting_table, say_json, visible, when
 from aiorocket.cli.terminal import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -225,6 +225,8 @@ def _row(message: DeadMessage) -> Row:
 
 
 def _as_dict(message: DeadMessage) -> dict[str, Any]:
+    from aiorocket.model import body_row  # no help needs it
+
     return {
         "msg_id": message.msg_id,
         "replay_id": message.replay_id,
@@ -243,5 +245,5 @@ def _as_dict(message: DeadMessage) -> dict[str, Any]:
         "given_up_ms": message.store_timestamp,
         "replayed": message.replayed,
         "properties": message.properties,
-        **body_of(message.body),
+        **body_row(message.body),
     }

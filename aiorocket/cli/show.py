@@ -4,7 +4,6 @@ of commands that ask."""
 from __future__ import annotations
 
 import sys
-from binascii import b2a_base64
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -13,7 +12,7 @@ import click
 
 from aiorocket.cli import terminal
 
-__all__ = ("Row", "body_of", "fitting_table", "progress", "say_json", "table", "visible", "when")
+__all__ = ("Row", "fitting_table", "progress", "say_json", "table", "visible", "when")
 
 #: Label, then one value for each column.
 Row = tuple[str, ...]
@@ -62,14 +61,6 @@ def when(millis: int) -> str:
         return datetime.fromtimestamp(millis / 1000, UTC).astimezone().isoformat(" ", "seconds")
     except (ValueError, OverflowError, OSError):
         return str(millis)
-
-
-def body_of(body: bytes) -> dict[str, str]:
-    """A message's body in a row of JSON: as text where it is UTF-8, else in base64."""
-    try:
-        return {"body": body.decode()}
-    except UnicodeDecodeError:
-        return {"body_base64": b2a_base64(body, newline=False).decode()}
 
 
 def say_json(document: object) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from aiorocket.client.core.subscriptions import check_filter, subscription_data
 from aiorocket.client.queue_scan import QueueScan
 from aiorocket.client.topic_admin import master_of
 from aiorocket.errors import NotConnectedError, RemoteError, RocketError, TopicNotFoundError, UsageError
-from aiorocket.model import OutgoingMessage, Queue
+from aiorocket.model import OutgoingMessage, Queue, body_row
 from aiorocket_protocol import (
     ALL_TAGS,
     EXT_UNIQUE_KEY_QUERY,
@@ -53,16 +52,12 @@ class StoredMessage(RecordView):
     def row(self) -> dict[str, Any]:
         """All of it for JSON, as `aiorocket message dump` writes it a line; a body that is not UTF-8 is
         ``body_base64``. ``Messages.to_send`` makes a message of it."""
-        row: dict[str, Any] = {
+        return {
             "msg_id": self.msg_id, "offset_msg_id": self.offset_msg_id, "topic": self.queue.topic,
             "broker": self.queue.broker_name, "queue": self.queue.queue_id, "offset": self.queue_offset,
             "stored_ms": self.store_timestamp, "tag": self.tag, "keys": self.keys, "properties": self.properties,
+            **body_row(self.body),
         }  # fmt: skip
-        try:
-            row["body"] = self.body.decode()
-        except UnicodeDecodeError:
-            row["body_base64"] = base64.b64encode(self.body).decode()
-        return row
 
 
 class ConsumedDirectly(NamedTuple):
