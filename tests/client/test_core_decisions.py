@@ -190,7 +190,8 @@ def test_busy_brokers_stored_nothing_and_are_tried_later(code: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "retry", "stored"), [(1, True, True), (13, False, False), (17, True, False), (4711, False, True)]
+    ("code", "retry", "stored"),
+    [(1, True, True), (13, False, False), (17, True, False), (29, True, False), (4711, False, True)],
 )
 def test_verdict_by_code(code: int, retry: bool, stored: bool) -> None:
     verdict = judge(answer(code))

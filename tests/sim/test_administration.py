@@ -155,6 +155,22 @@ def test_so_does_a_pull_consumer() -> None:
     simulate(scenario)
 
 
+def test_a_topic_that_gets_fewer_queues_costs_no_send() -> None:
+    """Producers do not know of it for half a minute."""
+
+    async def scenario(sim: Simulation) -> None:
+        async with SimCluster(sim) as cluster:
+            await cluster.create_topic("t", 8)
+            sender = await cluster.producer()
+            for queues in (8, 2):
+                await cluster.create_topic("t", queues)
+                for number in range(16):
+                    await sender.send("t", f"m{number}, {queues} queues")
+        assert len(cluster.history.keys("acknowledged")) == 32
+
+    simulate(scenario)
+
+
 async def anew(cluster: SimCluster, gone: float) -> None:
     """Send 20 messages, delete their topic, make it again ``gone`` seconds later and send 4."""
 

@@ -1,7 +1,8 @@
 """What a failed send means: may the message be stored, and is another attempt right? One table, with the reasons.
 
-The codes that go to another broker are Java's list. What may be stored is decided the careful way round: only an answer
-that comes before anything is appended proves that the message is not there.
+The codes that go to another broker are Java's list, and 29: so brokers of 5.x refuse a queue that its topic has no more
+(4.9 by a 1, which is retried as well). What may be stored is decided the careful way round: only an answer that comes
+before anything is appended proves that the message is not there.
 """
 
 from __future__ import annotations
@@ -50,16 +51,16 @@ _BY_CODE: Final[dict[int, Verdict]] = {
     ResponseCode.SYSTEM_BUSY: _BUSY,
     ResponseCode.SERVICE_NOT_AVAILABLE: _BUSY,
     ResponseCode.FLOW_CONTROL: _BUSY,
-    # The route is out of date: the topic or the right to write has gone from that broker.
+    # The route is out of date: the topic, the right to write or the queue has gone from that broker.
     ResponseCode.TOPIC_NOT_EXIST: _ELSEWHERE,
     ResponseCode.NO_PERMISSION: _ELSEWHERE,
+    ResponseCode.INVALID_PARAMETER: _ELSEWHERE,
     ResponseCode.NO_BUYER_ID: Verdict(True, False),
     ResponseCode.NOT_IN_CURRENT_UNIT: Verdict(True, False),
     # Checked before anything is stored, and another broker would say the same.
     ResponseCode.MESSAGE_ILLEGAL: _REFUSED,
     ResponseCode.REQUEST_CODE_NOT_SUPPORTED: _REFUSED,
     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: _REFUSED,
-    ResponseCode.INVALID_PARAMETER: _REFUSED,
     ResponseCode.GO_AWAY: _ELSEWHERE,  # the broker is shutting down and took nothing
 }
 
