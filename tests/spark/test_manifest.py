@@ -64,6 +64,21 @@ def test_a_damaged_file_of_the_manifest_is_named(tmp_path: Path, name: str) -> N
         Archive.open(str(tmp_path)).snapshot()
 
 
+@pytest.mark.parametrize("name", ["_archive.json", "_manifest/0000000000.json", "_manifest/compact-0000000001.json"])
+@pytest.mark.parametrize("text", ["{}", "[1, 2]", "null"])
+def test_json_of_something_else_is_no_manifest(tmp_path: Path, name: str, text: str) -> None:
+    archive = make(tmp_path)
+    archive.publish(archive.snapshot(), commit(Q0, 0, 5))
+    (tmp_path / name).write_text(text)
+    with pytest.raises(RocketError, match=f"{name} cannot be read .*: put it back from a copy"):
+        Archive.open(str(tmp_path)).snapshot()
+
+
+def test_an_address_of_no_file_system_is_one_line() -> None:
+    with pytest.raises(UsageError, match="xyz://bucket/lake: Unrecognized filesystem"):
+        Archive.open("xyz://bucket/lake")
+
+
 def test_commits_follow_each_other(tmp_path: Path) -> None:
     archive = make(tmp_path)
     snapshot = archive.publish(archive.snapshot(), commit(Q0, 5, 10, query="q", batch=3))

@@ -17,7 +17,7 @@ from aiorocket.errors import RocketError, UsageError
 from aiorocket.runtime.entropy import Entropy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 __all__ = ("Folder", "unreadable")
 
@@ -41,7 +41,10 @@ class Folder:
         elif "?" in path:
             raise UsageError(f"{location}: Spark takes no options in an address; say them in the environment (AWS_...)")
         else:
-            self._fs, self._root = fs.FileSystem.from_uri(f"{'s3' if scheme == 's3a' else scheme}://{path}")
+            try:
+                self._fs, self._root = fs.FileSystem.from_uri(f"{'s3' if scheme == 's3a' else scheme}://{path}")
+            except ValueError as error:  # of a bucket that cannot be asked it is an OSError
+                raise UsageError(f"{location}: {error}") from None
             self._local = isinstance(self._fs, fs.LocalFileSystem)
         self._root = self._root.rstrip("/")
         #: What Spark takes as the same place: S3 has a name of its own there.
@@ -96,12 +99,17 @@ class Folder:
         with self._fs.open_input_stream(self.full(name)) as stream:
             return bytes(stream.read())
 
-    def json(self, name: str) -> Any:
-        """What a file of JSON says; FileNotFoundError where there is none, RocketError when it is damaged."""
+    def json(self, name: str, made: Callable[[Any], Any] = lambda value: value) -> Any:
+        """What ``made`` makes of a file of JSON; FileNotFoundError where there is none, RocketError when it is damaged,
+        or not what ``made`` expects."""
         try:
-            return json.loads(self.read(name))
+            value = json.loads(self.read(name))
         except ValueError as error:
             raise unreadable(self.uri(name), error) from error
+        try:
+            return made(value)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise unreadable(self.uri(name), ValueError(f"JSON of something else: {error!r}")) from error
 
     def create(self, name: str, data: bytes) -> None:
         """Makes the file appear with all its bytes, durably; FileExistsError when it is there already."""

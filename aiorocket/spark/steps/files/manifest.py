@@ -266,17 +266,21 @@ class Archive:
         #: Whether the archive holds a selection of messages: then counts cannot prove that none is missing.
         self.filtered: bool = about["filtered"]
 
+    @staticmethod
+    def there(path: str) -> bool:
+        return Folder(path).exists(_ABOUT)
+
     @classmethod
     def open(cls, path: str) -> Archive:
         """UsageError where no archive is, or one that a later release has written."""
         folder = Folder(path)
         try:
-            about = folder.json(_ABOUT)
+            version = folder.json(_ABOUT, lambda about: about["version"])
+            if version != _FORMAT_VERSION:
+                raise UsageError(f"{path} is an archive of format {version}, this release knows {_FORMAT_VERSION}")
+            return cls(folder, folder.json(_ABOUT))
         except FileNotFoundError:
             raise UsageError(f"no archive at {path}: {folder.uri(_ABOUT)} does not exist") from None
-        if about["version"] != _FORMAT_VERSION:
-            raise UsageError(f"{path} is an archive of format {about['version']}, this release knows {_FORMAT_VERSION}")
-        return cls(folder, about)
 
     @classmethod
     def create(cls, path: str, *, format: str, columns: Sequence[str], filtered: bool = False) -> Archive:
@@ -407,7 +411,8 @@ class Archive:
         newest = max(numbers, default=0)
         if newest <= above:
             return Snapshot()
-        return _from_json(self.folder.json(f"{MANIFEST}/{_COMPACT}{newest:010d}.json"))
+        found: Snapshot = self.folder.json(f"{MANIFEST}/{_COMPACT}{newest:010d}.json", _from_json)
+        return found
 
     def _read(self) -> Snapshot:
         numbers = self._numbers()
@@ -419,10 +424,7 @@ class Archive:
                 raise FileNotFoundError(
                     f"{self.folder.uri(MANIFEST)}/{snapshot.last + 1:010d}.json is not there, {number:010d}.json is"
                 )
-            entry = self.folder.json(f"{MANIFEST}/{number:010d}.json")
-            ranges = {Queue(*item[:3]): Span(*item[3:]) for item in entry["ranges"]}
-            files = [DataFile.from_json(item) for item in entry["files"]]
-            snapshot = snapshot.plus(Commit(files, ranges, entry["query"], entry["batch"]))
+            snapshot = snapshot.plus(self.folder.json(f"{MANIFEST}/{number:010d}.json", _commit))
         return snapshot
 
 
@@ -432,6 +434,11 @@ def _parse(name: str) -> tuple[str, int]:
     if suffix != "json" or not number.isdigit():
         return "", 0
     return ("commit" if number == stem else "generation"), int(number)
+
+
+def _commit(entry: Mapping[str, Any]) -> Commit:
+    ranges = {Queue(*item[:3]): Span(*item[3:]) for item in entry["ranges"]}
+    return Commit([DataFile.from_json(item) for item in entry["files"]], ranges, entry["query"], entry["batch"])
 
 
 def _as_json(snapshot: Snapshot) -> dict[str, Any]:

@@ -89,9 +89,10 @@ class Table:
         """The table at ``path``, None where none is."""
         folder = Folder(path)
         try:
-            return cls(folder, folder.json(_ABOUT))
+            found: Table = folder.json(_ABOUT, lambda about: cls(folder, about))
         except FileNotFoundError:
             return None
+        return found
 
     @classmethod
     def open(
