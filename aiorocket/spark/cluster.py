@@ -63,6 +63,8 @@ T = TypeVar("T")
 
 #: Requests to all brokers together that wait for an answer: a driver with thousands of queues asks so many at a time.
 _AT_ONCE = 256
+#: Queues that an error names one by one.
+_NAMED = 4
 #: A driver that waits for messages shall still notice within this time that its query is being stopped.
 _LONGEST_WAIT = 0.5
 _FOUND = int(ResponseCode.SUCCESS)
@@ -104,15 +106,17 @@ def on_wire(client: Session, queue: Queue) -> Queue:
     return queue._replace(topic=wrap(client.config.namespace, queue.topic))
 
 
-async def queues(client: Session, options: SourceOptions) -> list[Queue]:
+async def queues(client: Session, options: SourceOptions, read: Mapping[Queue, int] | None = None) -> list[Queue]:
     """The readable queues of ``topics``, ``topic_pattern`` or ``assign``, sorted, by what the name server says now.
 
     A pattern matches whole names, also ``%DLQ%group`` and ``%RETRY%group``, and never the cluster's own topics; it may
-    match nothing. TopicNotFoundError with the name for a topic that has no route; UsageError for one that has, but
-    without permission to read. Of ``assign`` the queues are returned as they are written.
+    match nothing. TopicNotFoundError with the name for a topic that has no route, and how far it was read where
+    ``read`` knows (the next offset of each queue); UsageError for one that has, but without permission to read. Of
+    ``assign`` the queues are returned as they are written.
     """
     if options.assign:
-        await _together(partial(_route, client, topic) for topic in sorted({each.topic for each in options.assign}))
+        topics = sorted({each.topic for each in options.assign})
+        await _together(partial(_route, client, topic, read) for topic in topics)
         return sorted(set(options.assign))
     if options.topic_pattern:
         names = await _matching(client, options.topic_pattern)
@@ -120,7 +124,7 @@ async def queues(client: Session, options: SourceOptions) -> list[Queue]:
         found = [each for route in known if route is not None for each in route.subscribe]
     else:
         names = sorted(set(options.topics))
-        routes = await _together(partial(_route, client, topic) for topic in names)
+        routes = await _together(partial(_route, client, topic, read) for topic in names)
         for topic, route in zip(names, routes, strict=True):
             if not route.subscribe:
                 raise UsageError(
@@ -141,10 +145,17 @@ def asked_for(options: SourceOptions, queue: Queue) -> bool:
     return queue.topic in options.topics
 
 
-async def _route(client: Session, topic: str) -> TopicRoute:
+async def _route(client: Session, topic: str, read: Mapping[Queue, int] | None = None) -> TopicRoute:
     try:
         return await client.route(wrap(client.config.namespace, topic), refresh=True)
     except TopicNotFoundError:
+        if ends := [(queue, end) for queue, end in sorted((read or {}).items()) if queue.topic == topic]:
+            where = ", ".join(f"{queue.broker_name}/{queue.queue_id}: {end}" for queue, end in ends[:_NAMED])
+            more = f" and {len(ends) - _NAMED} queues more" if len(ends) > _NAMED else ""
+            raise TopicNotFoundError(
+                f"topic {topic!r} was read up to these offsets ({where}{more}), and no broker has it now: it was "
+                "deleted, or its brokers are away"
+            ) from None
         if not topic.startswith(DLQ_PREFIX):
             raise
         group = topic.removeprefix(DLQ_PREFIX)

@@ -9,9 +9,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from aiorocket.cli.main import cli
-from aiorocket.errors import UsageError
+from aiorocket.errors import TopicNotFoundError, UsageError
 from aiorocket.model import Queue
 from aiorocket.spark.offsets import format_offsets
+from aiorocket.spark.steps.archives.archive_run import Run
 from aiorocket.spark.steps.behind import Behind, behind, reached
 from aiorocket.spark.steps.tables.table import Table
 from tests.spark import lakes
@@ -93,8 +94,38 @@ def test_queues_that_the_route_no_longer_lists_count_too(nameserver: str, topic:
     shown = json.loads(lag(path, "--nameserver", nameserver, "--json").stdout)
     assert shown["queues"][2] | {"topic": ""} == {
         "topic": "", "broker_name": "broker-z", "queue_id": 0, "reached": 7, "begin": None, "end": None, "lag": 0,
-        "lost": 0,
+        "lost": 0, "ahead": 0,
     }  # fmt: skip
+
+
+def test_a_topic_that_is_gone_is_told_with_what_was_read(nameserver: str, topic: str, tmp_path: Path) -> None:
+    """Not that brokers make topics: it was there, and its rows are."""
+    read = {Queue(topic, "broker-a", number): number + 2 for number in range(6)}
+    path = str(checkpoint(tmp_path / "c", format_offsets(read), done=1))
+    ends = ", ".join(f"broker-a/{number}: {number + 2}" for number in range(4))
+    said = rf"'{topic}' was read up to these offsets \({ends} and 2 queues more\), and no broker has it now"
+    with pytest.raises(TopicNotFoundError, match=said):
+        behind(nameserver, path)
+    lakes.add(lakes.make(tmp_path / "lake"), {Queue(topic, "broker-a", 0): range(7)})
+    text = {"nameServer": nameserver, "topic": topic}
+    run = Run(None, str(tmp_path / "lake"), text, "parquet", 10, None, None)  # type: ignore[arg-type]  # no session
+    with pytest.raises(TopicNotFoundError, match=r"read up to these offsets \(broker-a/0: 7\)"), run.alone(None):
+        run.find_goal(note=True)
+
+
+def test_an_archive_of_a_later_release_is_told(tmp_path: Path) -> None:
+    about = lakes.make(tmp_path).folder.json("_archive.json")
+    (tmp_path / "_archive.json").write_text(json.dumps({**about, "version": 2}))
+    with pytest.raises(UsageError, match="an archive of format 2, this release knows 1"):
+        reached(str(tmp_path))
+
+
+def test_a_queue_that_ends_before_what_was_read_is_told(nameserver: str, topic: str, tmp_path: Path) -> None:
+    send(nameserver, topic, ["a", "b"], queues=1)
+    path = checkpoint(tmp_path / "c", format_offsets({Queue(topic, "broker-a", 0): 9}), done=1)
+    told = lag(path, "--nameserver", nameserver)
+    assert (told.exit_code, "queue 0 was read to 9 and ends at 2: it was made anew" in told.stdout) == (1, True)
+    assert json.loads(lag(path, "--nameserver", nameserver, "--json").stdout)["queues"][0]["ahead"] == 7
 
 
 def test_what_retention_took_is_lost() -> None:

@@ -31,7 +31,7 @@ def lag(
     """Show how many messages of each queue have not been read.
 
     PATH is an archive, the table of a step, or the checkpoint of a streaming query. It needs no session and no Java.
-    Exits with 1 when retention took messages that were not read.
+    Exits with 1 when retention took messages that were not read, or a queue ends before what was read of it.
     """
     if (path is None) == (group is None):
         raise click.UsageError("whose lag? Give PATH, or --group GROUP with --topic TOPIC")
@@ -54,10 +54,11 @@ def lag(
         finally:
             bridge.close()
     waiting, lost = sum(each.lag for each in found), sum(each.lost for each in found)
+    ahead = [each for each in found if each.ahead]
     if as_json:
         rows = [
             {**each.queue._asdict(), "reached": each.reached, "begin": each.begin, "end": each.end, "lag": each.lag,
-             "lost": each.lost}
+             "lost": each.lost, "ahead": each.ahead}
             for each in found
         ]  # fmt: skip
         click.echo(json.dumps({"of": path or group, "lag": waiting, "lost": lost, "queues": rows}, ensure_ascii=False))
@@ -79,4 +80,9 @@ def lag(
             click.echo(f"NOT THERE: {what}; of brokers that are away, messages may be waiting")
         if lost:
             click.echo(f"LOST: retention took {plural(lost, 'message')} before they were read")
-    sys.exit(1 if lost or (most is not None and waiting > most) else 0)
+        for each in ahead:
+            where = f"{each.queue.topic} on {each.queue.broker_name}, queue {each.queue.queue_id}"
+            click.echo(
+                f"AHEAD: {where} was read to {each.reached} and ends at {each.end}: it was made anew, or lost some"
+            )
+    sys.exit(1 if lost or ahead or (most is not None and waiting > most) else 0)

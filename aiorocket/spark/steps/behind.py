@@ -40,6 +40,11 @@ class Behind(NamedTuple):
         """Messages that retention took before they were read."""
         return 0 if self.reached is None else max(0, (self.begin or 0) - self.reached)
 
+    @property
+    def ahead(self) -> int:
+        """Messages that were read and that the broker does not have yet: it had others at these offsets."""
+        return 0 if self.reached is None or self.end is None else max(0, self.reached - self.end)
+
 
 def reached(path: str) -> dict[Queue, int]:
     """The next offset of each queue that the archive, the table or the checkpoint at ``path`` has read. UsageError when
@@ -49,10 +54,9 @@ def reached(path: str) -> dict[Queue, int]:
         return {queue: end for queue, (_, end) in table.snapshot().ranges.items()}
     folder = Folder(path)
     if not folder.exists("offsets"):
-        try:
-            return {queue: end for queue, (_, end) in Archive.open(path).snapshot().ranges().items()}
-        except UsageError:
-            raise UsageError(f"{path}: neither an archive nor a table of a step nor a checkpoint of Spark's") from None
+        if not Archive.there(path):
+            raise UsageError(f"{path}: neither an archive nor a table of a step nor a checkpoint of Spark's")
+        return {queue: end for queue, (_, end) in Archive.open(path).snapshot().ranges().items()}
     done = [int(name) for name in folder.names("commits") if name.isdigit()]
     if not done:
         return {}
@@ -89,7 +93,7 @@ def behind(
 
 async def _behind(settings: SourceOptions, here: Mapping[Queue, int]) -> list[Behind]:
     client = await bridge.client(settings.connection)
-    bounds = await cluster.bounds(client, await cluster.queues(client, settings))
+    bounds = await cluster.bounds(client, await cluster.queues(client, settings, here))
     # Of a topic that has fewer queues now, or of a broker that is away, the route lists nothing.
     unlisted = {queue for queue in here.keys() - bounds.keys() if cluster.asked_for(settings, queue)}
     bounds |= await cluster.bounds(client, unlisted, failures={})

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from aiorocket.client.pipeline.reading import wrap
+from aiorocket.client.pipeline.reading import unwrap, wrap
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue
 from aiorocket.runtime.entropy import Entropy
@@ -231,8 +231,10 @@ def sync(archive: Archive, snapshot: Snapshot) -> None:
 
 async def _look(options: SourceOptions, known: Mapping[Queue, int]) -> tuple[dict[Queue, int], dict[Queue, Bounds]]:
     client = await shared_client(options.connection)
-    bounds = await cluster.bounds(client, await cluster.queues(client, options))
-    stored = {queue: queue._replace(topic=wrap(options.connection.namespace, queue.topic)) for queue in bounds}
+    namespace = options.connection.namespace
+    read = {queue._replace(topic=unwrap(namespace, queue.topic)): end for queue, end in known.items()}
+    bounds = await cluster.bounds(client, await cluster.queues(client, options, read))
+    stored = {queue: queue._replace(topic=wrap(namespace, queue.topic)) for queue in bounds}
     begins = {name: known[name] for name in stored.values() if name in known}
     new = {queue: each for queue, each in bounds.items() if stored[queue] not in known}
     starting = options.starting or OffsetSpec(kind="earliest")
