@@ -6,12 +6,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from aiorocket.spark.session import spark_session
 
 __all__ = ("session_for",)
 
+#: What pyspark logs a refused expression with: the error that it raises too, and 5,000 characters of Java's stack.
+_TWICE = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 #: For work of seconds: the JVM compiles quickly instead of well, and tasks after a shuffle are few.
 _SHORT = ("-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", {"spark.sql.shuffle.partitions": "4"})
@@ -23,6 +26,8 @@ def session_for(
 ) -> Iterator[SparkSession]:
     """A session, stopped at the end unless it was there before (``conf`` and ``master`` then say nothing). ``short``
     is for work of seconds. ``conf`` wins over what this sets."""
+    for name in _TWICE:
+        PySparkLogger.getLogger(name).disabled = True
     before = SparkSession.getActiveSession()
     if before is not None:
         yield before

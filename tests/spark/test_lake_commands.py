@@ -90,6 +90,14 @@ def test_a_topic_that_is_not_there_is_one_line(spark: SparkSession, nameserver: 
     assert [line for line in result.stderr.splitlines() if line.startswith("Error: ") and "nowhere-at-all" in line]
 
 
+def test_what_spark_refuses_is_one_line(spark: SparkSession, tmp_path: Path) -> None:
+    """pyspark logs it as well, with Java's stack."""
+    by_hand(tmp_path / "lake", {Q0: range(3)})
+    result = lake("dedup", "--archive", tmp_path / "lake", "--by", "key", "--key", "nix + 1")
+    assert (result.exit_code, "`nix` cannot be resolved" in result.stderr) == (1, True), result.stderr
+    assert "at org.apache" not in result.stderr and max(map(len, result.stderr.splitlines())) < 600
+
+
 @pytest.mark.parametrize("ends", [KeyboardInterrupt, ClaimStoppedError])  # the second where it waits for a claim
 def test_an_interrupted_run_says_that_the_next_goes_on(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: type[BaseException]
