@@ -87,6 +87,16 @@ def test_help_loads_no_spark_and_no_arrow(aiorocket: Any) -> None:
         ("order --topic t --dense", "go with --sequence"),
         ("latency --archive x --group g", "--group asks brokers"),
         ("archive t", "Missing argument 'PATH'"),
+        ("windows --topic t --every ten", "--every='ten': a number and a unit"),
+        ("windows --topic t --watermark ten", "--watermark='ten': a number and a unit"),
+        ("windows --topic t --by topics", "--by='topics' is none of topic, brokerName"),
+        (
+            "windows --topic t --by tag -o columns=topic,bornTimestamp",
+            "--by='tag' is none of topic, bornTimestamp, tag",
+        ),
+        ("windows --topic t --time tag", "--time='tag' is none of topic"),
+        ("report --topic t --by nix", "--by='nix' is none of"),
+        ("latency --topic t --every ten", "--every='ten'"),
         ("archive t x --from soon", "'soon' is none of earliest, latest, group"),
         ("archive t x --mode slow", "'slow' is not one of"),
         ("demo nowhere.log", "nowhere.log: No such file"),
@@ -255,6 +265,18 @@ def test_show_says_what_is_missing_and_ends_with_1(tmp_path: Path) -> None:
     result = lake("show", str(tmp_path / "a"), "--json")
     shown = json.loads(result.output)
     assert (result.exit_code, shown["complete"], shown["missing"]) == (1, False, [["orders", "broker-a", 1, 10]])
+
+
+@pytest.mark.parametrize("command", ["windows", "dedup", "order", "latency", "report"])
+def test_an_archive_that_is_not_there_is_told_before_spark_starts(command: str, tmp_path: Path) -> None:
+    result = lake(command, "--archive", str(tmp_path / "a"))
+    assert result.exit_code == 1
+    assert result.output.startswith(f"Error: no archive at {tmp_path / 'a'}")
+
+
+def test_a_topic_that_cannot_be_is_told_before_spark_starts(tmp_path: Path) -> None:
+    result = lake("archive", "no:topic", str(tmp_path / "a"))
+    assert result.exit_code == 1 and result.output.startswith("Error: topic: topic 'no:topic': 1 to 127"), result.output
 
 
 def test_show_of_nothing_says_so(tmp_path: Path) -> None:

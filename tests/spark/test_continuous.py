@@ -7,6 +7,7 @@ import fcntl
 import re
 import signal
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -198,11 +199,33 @@ def test_what_grows_is_compacted_now_and_then(tmp_path: Path, monkeypatch: pytes
         (lambda text: text.replace("[decode]", '[decode]\nschema = "id INT"'), "schema and schema_file"),
         (lambda text: text + "[compact]\ntarget_mb = 0", "target_mb = 0: 1 or more"),
         (lambda text: text + "=", "pipeline.toml"),
+        (lambda text: text.replace('"{path}"', '""'), "path = '': the folder"),
     ],
 )
 def test_a_file_that_is_wrong_says_where(tmp_path: Path, change: Callable[[str], str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         plan_of(tmp_path, "t", change(FILE))
+
+
+def test_a_file_that_is_not_there_is_named_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^[^']*/none.toml: No such file or directory$"):
+        Plan.read(str(tmp_path / "none.toml"))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: text.replace("1 hour", "0 hours"), "windows.every='0 hours': a number and a unit, .*; 1 or more"),
+        (lambda text: text.replace('["topic"]', '["topics"]'), "windows.by='topics' is none of topic, "),
+        (lambda text: text.replace('["topic"]', '["topic"]\ntime = "born"'), "windows.time='born' is none of"),
+        (lambda text: text.replace('["topic"]', '["tag", "key"]'), None),
+        (lambda text: text.replace('["topic"]', '["key"]\nkey = "upper(tags)"'), None),
+    ],
+)
+def test_names_are_checked_without_a_session(tmp_path: Path, change: Callable[[str], str], said: str | None) -> None:
+    plan = plan_of(tmp_path, "t", change(FILE))
+    with pytest.raises(UsageError, match=said) if said else nullcontext():
+        plan.check("127.0.0.1:9876")
 
 
 def test_the_file_of_the_page_is_one(tmp_path: Path) -> None:
@@ -222,7 +245,10 @@ def test_the_file_of_the_page_is_one(tmp_path: Path) -> None:
         (lambda text: text.replace('using = "json"', 'using = "avro"').replace("required", "#"), "not an Avro schema"),
         (lambda text: text.replace('by = "key"', 'by = "key"\nkey = "upper("'), "Syntax error"),
         (lambda text: text.replace('["topic"]', '["topics"]'), "topics"),
-        (lambda text: text.replace("[options]", '[options]\ncolumns = "topic,body"'), "needs the columns"),
+        (
+            lambda text: text.replace("[options]", '[options]\ncolumns = "topic,body,bornTimestamp"'),
+            "needs the columns",
+        ),
     ],
 )
 def test_the_command_checks_what_spark_makes_of_a_step(tmp_path: Path, change: Callable[[str], str], said: str) -> None:

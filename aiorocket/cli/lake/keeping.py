@@ -76,6 +76,11 @@ def archive(
     between leaves none of the batch, and the next one does it again.
     """
     options = {**_starting(start), **with_environment(options)}
+    check_extras()
+    with told_in_a_line():
+        from aiorocket.spark.options import SourceOptions
+
+        SourceOptions.parse({**options, "nameServer": name_server, "topic": topic})
 
     def work(spark: Any, tell: ProgressCall, interrupts: Interrupts) -> StepReport:
         from aiorocket.spark.steps import archive as step

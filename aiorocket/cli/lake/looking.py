@@ -11,9 +11,11 @@ import click
 from aiorocket.cli.lake.options import input_options, make_input, output_options, report_options, spark_options
 from aiorocket.cli.lake.running import HTML, Interrupts, check_extras, run_step
 from aiorocket.cli.options import BadInputError
+from aiorocket.errors import RocketError
 
 if TYPE_CHECKING:
     from aiorocket.spark.steps.report import ProgressCall, StepReport
+    from aiorocket.spark.steps.tables.inputs import Input
 
 __all__ = ("decode", "dedup", "latency", "order", "report", "windows")
 
@@ -182,6 +184,7 @@ def windows(
     if plots is not None and slide is not None:
         raise click.UsageError("--plots is for windows that do not overlap, without --slide")
     given = make_input(archive_path, topic, name_server, since, until, options)
+    _check(given, every=every, slide=slide, by=by, time=time, watermark=watermark, key=key)
     plots = None if slide is not None else _folder_of_plots(plots)
 
     def work(spark: Any, tell: ProgressCall, _: Interrupts) -> StepReport:
@@ -263,6 +266,7 @@ def latency(
     if group is not None and archive_path is not None:
         raise click.UsageError("--group asks brokers: give --topic with --nameserver, not --archive")
     given = make_input(archive_path, topic, name_server, since, until, options)
+    _check(given, every=every)
     plots = _folder_of_plots(plots)
 
     def work(spark: Any, tell: ProgressCall, _: Interrupts) -> StepReport:
@@ -298,6 +302,7 @@ def report(
     What windows, latency, order and dedup say one by one; with --html FILE as one page with the pictures.
     """
     given = make_input(archive_path, topic, name_server, since, until, options)
+    _check(given, every=every, by=by, time=time)
     plots = _folder_of_plots(plots)
 
     def work(spark: Any, tell: ProgressCall, _: Interrupts) -> StepReport:
@@ -311,6 +316,16 @@ def report(
         )  # fmt: skip
 
     run_step(work, master=master, conf=conf, as_json=as_json, goes_on=_AGAIN)
+
+
+def _check(given: Input, **arguments: Any) -> None:
+    """Of the arguments of ``windows``, before Spark starts."""
+    from aiorocket.spark.steps.functions.windows import check_windows
+
+    try:
+        check_windows(given.columns(), **arguments)
+    except RocketError as error:
+        raise BadInputError(f"--{error}") from None
 
 
 def _folder_of_plots(asked: str | None) -> str | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from aiorocket.cli.lake.running import HTML, check_extras
+from aiorocket.cli.lake.running import HTML, check_extras, told_in_a_line
 from aiorocket.cli.options import parse_nameservers
 from aiorocket.errors import RocketError
 from aiorocket_protocol import NAMESERVER_PORT
@@ -206,7 +206,8 @@ def make_input(
     until: datetime | None,
     options: dict[str, str],
 ) -> Input:
-    """UsageError of click's for options that do not go together, its other error when Spark is not installed."""
+    """UsageError of click's for options that do not go together, its other error for an archive that is not there and
+    when Spark is not installed."""
     if archive_path is None and topic is None:
         raise click.UsageError("nothing to read: give --archive PATH, or --topic TOPIC of a live broker")
     if archive_path is not None and options:
@@ -221,8 +222,13 @@ def make_input(
 
     if archive_path is not None:
         topics = tuple(name.strip() for name in topic.split(",")) if topic is not None else None
-        return Input(archive=archive_path, topics=topics, since=since, until=until)
-    return Input(name_server=name_server, topic=topic, since=since, until=until, options=with_environment(options))
+        given = Input(archive=archive_path, topics=topics, since=since, until=until)
+    else:
+        options = with_environment(options)
+        given = Input(name_server=name_server, topic=topic, since=since, until=until, options=options)
+    with told_in_a_line():
+        given.columns()  # what is wrong with it is said now, not when Spark has started
+    return given
 
 
 def output_options(default_show: int) -> Callable[[F], F]:

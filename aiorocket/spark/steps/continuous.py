@@ -16,19 +16,18 @@ import msgspec
 from aiorocket.errors import ConfigError, UsageError
 from aiorocket.runtime.clock import WallClock
 from aiorocket.spark import bridge
-from aiorocket.spark.columns import spark_schema
+from aiorocket.spark.columns import selected_columns, spark_schema
 from aiorocket.spark.failures import explain
 from aiorocket.spark.fetch import DataLossError
 from aiorocket.spark.options import SourceOptions
 from aiorocket.spark.steps.archives.archive import archive
 from aiorocket.spark.steps.archives.compact import compact
 from aiorocket.spark.steps.behind import behind
-from aiorocket.spark.steps.fields import check_interval
 from aiorocket.spark.steps.files.claims import ClaimStoppedError
 from aiorocket.spark.steps.files.manifest import ArchiveConflictError
 from aiorocket.spark.steps.functions.decode import decode
 from aiorocket.spark.steps.functions.dedup import dedup
-from aiorocket.spark.steps.functions.windows import windows
+from aiorocket.spark.steps.functions.windows import check_windows, windows
 from aiorocket.spark.steps.report import Progress, StepReport
 from aiorocket.spark.steps.tables.analyses import run_decode, run_dedup, run_windows
 from aiorocket.spark.steps.tables.inputs import Input
@@ -122,7 +121,9 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         try:
             plan = msgspec.toml.decode(Path(path).read_bytes(), type=cls)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{path}: {error}") from error
+            raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+        if not plan.path:
+            raise ConfigError(f"{path}: path = '': the folder below which archive and tables are to be")
         for name, least in (("pause", 0.0), ("max_rows", 1), ("attempts", 0), ("stalled", 1.0)):
             if not getattr(plan, name) >= least:
                 raise ConfigError(f"{path}: {name} = {getattr(plan, name)}: {least:g} or more")
@@ -141,14 +142,16 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return plan
 
     def check(self, name_server: str, options: Mapping[str, str] | None = None) -> None:
-        """UsageError for options that the source would refuse, and for lengths of time that are none; ``options`` are
-        those of ``Continuous``."""
+        """UsageError for options that the source would refuse, for lengths of time that are none and for names of no
+        column; ``options`` are those of ``Continuous``."""
         text = {**(options or {}), **self.options, "nameServer": name_server, "topic": self.topic}
-        SourceOptions.parse(text).for_stream()
+        source = SourceOptions.parse(text)
+        source.for_stream()
         if self.windows is not None:
-            for name in ("every", "slide", "watermark"):
-                if (given := getattr(self.windows, name)) is not None:
-                    check_interval(given, f"windows.{name}")
+            try:
+                check_windows(selected_columns(source), **_arguments(self.windows))
+            except UsageError as error:
+                raise UsageError(f"windows.{error}") from None
 
     def check_steps(self, spark: SparkSession, options: Mapping[str, str] | None = None) -> None:
         """What only Spark can tell: each step is made of no rows. UsageError, or Spark's own, for a schema, an

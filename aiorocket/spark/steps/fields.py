@@ -18,7 +18,7 @@ QUEUE = ("topic", "brokerName", "queueId")
 #: Rows sorted by these are in the order in which brokers stored them; the last three decide between equal times.
 ARRIVAL = ("storeTimestamp", "brokerName", "queueId", "queueOffset")
 
-_INTERVAL = re.compile(r"\s*[0-9]+\s+(microsecond|millisecond|second|minute|hour|day|week)s?\s*", re.IGNORECASE)
+_INTERVAL = re.compile(r"\s*([0-9]+)\s+(?:microsecond|millisecond|second|minute|hour|day|week)s?\s*", re.IGNORECASE)
 
 
 def need(df: DataFrame, step: str, *names: str) -> None:
@@ -50,10 +50,13 @@ def business_key(df: DataFrame, key: str | Column | None = None) -> Column:
     return F.nullif(F.trim(keys), F.lit(""))
 
 
-def check_interval(text: str, name: str) -> None:
-    """UsageError, which names the option ``name``, for what is no length of time such as ``10 minutes``."""
-    if not isinstance(text, str) or not _INTERVAL.fullmatch(text):
-        raise UsageError(f"{name}={text!r}: a number and a unit, such as '30 seconds', '10 minutes' or '1 hour'")
+def check_interval(text: str, name: str, *, least: int = 0) -> None:
+    """UsageError, which names the option ``name``, for what is no length of time such as ``10 minutes``, or none of
+    ``least`` and more."""
+    found = _INTERVAL.fullmatch(text) if isinstance(text, str) else None
+    if found is None or int(found[1]) < least:
+        more = f"; {least} or more" if found else ""
+        raise UsageError(f"{name}={text!r}: a number and a unit, such as '30 seconds', '10 minutes' or '1 hour'{more}")
 
 
 def interval(text: str, name: str) -> Column:

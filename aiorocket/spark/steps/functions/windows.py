@@ -19,9 +19,9 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from aiorocket.errors import UsageError
-from aiorocket.spark.steps.fields import arrival, business_key, interval, need
+from aiorocket.spark.steps.fields import arrival, business_key, check_interval, interval, need
 
-__all__ = ("late_rows", "mark_late", "rows_dropped", "windows")
+__all__ = ("check_windows", "late_rows", "mark_late", "rows_dropped", "windows")
 
 _SECOND = "_aiorocket_second"
 _REACHED = "_aiorocket_reached"
@@ -88,6 +88,25 @@ def windows(
     grouped = df.groupBy(window.alias(_WINDOW), *groups).agg(*counted)
     bounds = [F.col(_WINDOW)["start"].alias("windowStart"), F.col(_WINDOW)["end"].alias("windowEnd")]
     return grouped.select(*bounds, *[F.col(f"`{name}`") for name in grouped.columns if name != _WINDOW])
+
+
+def check_windows(
+    columns: Sequence[str], *, every: str = "1 minute", slide: str | None = None, by: Sequence[str] = ("topic",),
+    time: str = "bornTimestamp", watermark: str | None = None, key: str | None = None,
+) -> None:  # fmt: skip
+    """What can be said of the arguments of ``windows`` without a session, of rows that have ``columns``: UsageError for
+    lengths of time that are none and for names of no column."""
+    check_interval(every, "every", least=1)
+    if slide is not None:
+        check_interval(slide, "slide", least=1)
+    if watermark is not None:
+        check_interval(watermark, "watermark")
+    # An expression is Spark's to judge.
+    read = {"tag": "tags", "key": "keys" if key is None else "topic"}
+    for option, name in (("time", time), *(("by", each) for each in by)):
+        if name not in columns and (option == "time" or read.get(name) not in columns):
+            more = ", tag, key" if option == "by" else ""
+            raise UsageError(f"{option}={name!r} is none of {', '.join(columns)}{more}")
 
 
 def mark_late(df: DataFrame, watermark: str, *, time: str = "bornTimestamp") -> DataFrame:

@@ -13,6 +13,7 @@ from aiorocket.model import Queue
 from aiorocket.spark import cluster
 from aiorocket.spark.bridge import call
 from aiorocket.spark.bridge import client as shared_client
+from aiorocket.spark.columns import selected_columns
 from aiorocket.spark.offsets import format_offsets
 from aiorocket.spark.options import SourceOptions
 from aiorocket.spark.planner import QueueRange
@@ -52,6 +53,14 @@ class Input:
         for name, at in (("since", self.since), ("until", self.until)):
             if at is not None and at.tzinfo is None:
                 raise UsageError(f"{name}={at.isoformat()} has no time zone: give it one, for instance tzinfo=UTC")
+
+    def columns(self) -> tuple[str, ...]:
+        """Those of its rows, without a session. UsageError where no archive is, and for options that the source
+        refuses."""
+        if self.archive is not None:
+            return Archive.open(self.archive).columns
+        text = {**self.options, "nameServer": self.name_server or "", "topic": self.topic or ""}
+        return selected_columns(SourceOptions.parse(text))
 
     def settings(self) -> dict[str, object]:
         """What a table made of this must not be mixed with: another source or another selection of rows."""
