@@ -23,7 +23,7 @@ from aiorocket_protocol.record_layout import (
     SYS_FLAG_STORE_HOST_V6,
 )
 
-__all__ = ("crc32_31", "encode_blank", "encode_record", "encode_records")
+__all__ = ("encode_blank", "encode_record", "encode_records")
 
 _pack_v4 = HEADS[8, 8].pack
 _pack_short = Struct(">H").pack
@@ -32,13 +32,6 @@ _pack_int = Struct(">i").pack
 _pack_own = Struct(">iiiiiqq").pack
 _pack_shared = Struct(">iq8sq8siq").pack
 _BYTES = tuple(bytes((value,)) for value in range(MAX_TOPIC + 1))
-
-Buffer = bytes | bytearray | memoryview
-
-
-def crc32_31(body: Buffer) -> int:
-    """CRC-32 of the stored body with the sign bit cleared: ``hello`` gives 907060870."""
-    return crc32(body) & 0x7FFFFFFF
 
 
 @twin
