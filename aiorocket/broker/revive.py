@@ -12,7 +12,7 @@ says what they mean and why no more is needed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import TYPE_CHECKING
 
 from aiorocket.broker.copies import NOT_COPIED, Copy, copied_properties, store_copy
@@ -219,11 +219,18 @@ class PopRevival:
         self._offsets.commit(key.group, key.topic, key.queue_id, offset)
         self._append_or_log(encode_reset(key, offset))
 
-    def forget(self, *, topic: str | None = None, group: str | None = None) -> None:
-        """A topic, or a group with its offsets, is deleted."""
-        if self.table.forget(topic=topic, group=group):
+    def forget_topics(self, topics: Container[str]) -> None:
+        """They are deleted."""
+        if gone := self.table.forget(topics=topics):
             self._save_begin()
-            self._append_or_log(encode_forgotten(topic=topic, group=group))
+            for topic in dict.fromkeys(key.topic for key in gone):
+                self._append_or_log(encode_forgotten(topic=topic, group=None))
+
+    def forget_group(self, group: str) -> None:
+        """It is deleted with its offsets."""
+        if self.table.forget(group=group):
+            self._save_begin()
+            self._append_or_log(encode_forgotten(topic=None, group=group))
 
     # ---- records
 

@@ -136,7 +136,7 @@ def test_a_changed_time_costs_no_look_at_everything_that_is_out() -> None:
 def test_a_deleted_topic_is_forgotten() -> None:
     table = PopTable()
     take(table, [0, 1])
-    assert table.forget(topic="T") and table.count == 0 and not table.forget(topic="T")
+    assert table.forget(topics={"T"}) and table.count == 0 and not table.forget(topics={"T"})
     assert table.next_due() is None
 
 
@@ -147,7 +147,7 @@ def test_what_is_deleted_is_forgotten_in_the_records_too() -> None:
         other = QueueKey("other", "h", 0)
         kept = table.take(other, [5], 6, pop_time=1000, invisible_ms=9000, now=0.0)
         records = [table.encode_pop(pop), table.encode_pop(kept), encode_forgotten(**gone)]
-        table.forget(**gone)
+        table.forget(topics={gone.get("topic")}, group=gone.get("group"))
         for at, record in enumerate(records):
             replayed.replay(record, at, now=0.0, wall_ms=1000)
         assert table.count == replayed.count == 1 and replayed.first_out(other) == 5
@@ -236,7 +236,7 @@ def test_the_records_from_begin_on_make_the_table_again(steps: list[tuple[object
             pop = pops_[args[0] % len(pops_)]  # type: ignore[operator]
             record(table.encode_pop(pop), pop)
         elif name == "forget":
-            table.forget(topic="U")
+            table.forget(topics={"U"})
             committed.pop(QueueKey("U", "g", 2), None)
             record(encode_forgotten(topic="U"))
 

@@ -361,7 +361,7 @@ def test_a_deleted_topic_leaves_no_messages_behind() -> None:
     for topic in ("T", "U"):
         for number in range(3):
             table.keep(topic, number % 2, key("p", number), number)
-    table.delete_topic("T")
+    table.delete_topics({"T"})
     assert len(table) == 3 and table.offset("T", 0, key("p", 0)) is None and table.offset("U", 0, key("p", 0)) == 0
 
 

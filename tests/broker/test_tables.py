@@ -121,7 +121,7 @@ def test_offsets_come_back_and_go_with_their_topic_or_group() -> None:
     other.load(offsets.to_dict())
     assert sorted(other) == [("g", "T", 2, 9), ("g", "U", 2, 9), ("h", "T", 2, 9)]
     assert other.topics("g") == ["T", "U"] and other.groups("T") == ["g", "h"]
-    other.delete_topic("T")
+    other.delete_topics({"T"})
     assert list(other) == [("g", "U", 2, 9)]
     other.delete_group("g")
     assert list(other) == []

@@ -21,8 +21,10 @@ __all__ = ("LockTable", "QueueKey", "QueueLock")
 
 #: Entries nobody has held for this long are forgotten. Their epochs are not used again: one counter serves all queues.
 FORGET_AFTER = 600.0
-#: How often, at most, forgotten entries are looked for; only new claims look.
-SWEEP_EVERY = 60.0
+#: How often, at most, forgotten entries are looked for, and how often while there is no room; only new claims look.
+SWEEP_EVERY, SWEEP_FULL_EVERY = 60.0, 1.0
+#: Entries that are forgotten at once; the others of very many are a second later.
+SWEPT = 20_000
 
 
 class QueueKey(NamedTuple):
@@ -200,7 +202,7 @@ class LockTable:
                     yield group, queue, entry.owner, entry.epoch
 
     def _add(self, group: str, queue: QueueKey, now: float) -> _Entry | None:
-        if now >= self._next_sweep or (self._count >= self._most and now > self._swept):
+        if now >= self._next_sweep or (self._count >= self._most and now >= self._swept + SWEEP_FULL_EVERY):
             self._sweep(now)
         if self._count >= self._most:
             return None
@@ -210,13 +212,19 @@ class LockTable:
 
     def _sweep(self, now: float) -> None:
         self._swept, self._next_sweep = now, now + SWEEP_EVERY
+        left = SWEPT
         for group, entries in list(self._groups.items()):
             old = [queue for queue, entry in entries.items() if not entry.claim and entry.until + FORGET_AFTER <= now]
+            del old[left:]
+            left -= len(old)
             for queue in old:
                 del entries[queue]
             self._count -= len(old)
             if not entries:
                 del self._groups[group]
+            if not left:
+                self._next_sweep = now + SWEEP_FULL_EVERY
+                break
 
     def _settled(self, counter: int) -> list[_Entry]:
         """Take out the claims up to ``counter``; those withdrawn meanwhile are left out."""

@@ -9,7 +9,7 @@ where somebody was who has heard of nothing. Both together are.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Hashable, Iterator, Mapping
+from collections.abc import Container, Generator, Hashable, Iterator, Mapping
 from typing import Any
 
 from aiorocket.broker.core.names import Refusal, full
@@ -32,6 +32,8 @@ class ConsumerOffsets:
         self.quiet: dict[tuple[str, str], float] = {}
         #: Who has been told of them, by group, topic and queue.
         self._told: dict[tuple[str, str, int], set[Hashable]] = {}
+        #: The same by who it is: an end looks at nobody else's.
+        self._told_to: dict[Hashable, set[tuple[str, str, int]]] = {}
         #: The pair that says from where on others are to be made again: a snapshot has of it no later offset than of
         #: these.
         self.read_first: tuple[str, str] | None = None
@@ -87,17 +89,30 @@ class ConsumerOffsets:
         offset = self.waiting_reset(group, topic, queue_id)
         if offset is None:
             return None
-        told = self._told.setdefault((group, topic, queue_id), set())
+        key = group, topic, queue_id
+        told = self._told.setdefault(key, set())
         if asked == offset and who in told:
             self.take_reset(group, topic, queue_id)
             return None
         told.add(who)
+        self._told_to.setdefault(who, set()).add(key)
         return offset
 
     def lost(self, who: Hashable) -> None:
         """A connection closed: it asks no more."""
-        for told in self._told.values():
+        for key in self._told_to.pop(who, ()):
+            told = self._told[key]
             told.discard(who)
+            if not told:
+                del self._told[key]
+
+    def _untold(self, key: tuple[str, str, int]) -> None:
+        """Its reset waits no more."""
+        for who in self._told.pop(key, ()):
+            mine = self._told_to[who]
+            mine.discard(key)
+            if not mine:
+                del self._told_to[who]
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
         """The group is there, or somewhere else for a new reason: the reset that waited, which does no more."""
@@ -108,7 +123,7 @@ class ConsumerOffsets:
         if not waiting:
             del self.resets[group, topic]
         if offset is not None:
-            self._told.pop((group, topic, queue_id), None)
+            self._untold((group, topic, queue_id))
             self.version += 1
         return offset
 
@@ -129,8 +144,8 @@ class ConsumerOffsets:
         """(group, topic) of all that has an offset, the oldest first."""
         return list(self._offsets)
 
-    def delete_topic(self, topic: str) -> None:
-        self._delete([key for key in self._offsets if key[1] == topic])
+    def delete_topics(self, topics: Container[str]) -> None:
+        self._delete([key for key in self._offsets if key[1] in topics])
 
     def delete_group(self, group: str) -> None:
         self._delete([key for key in self._offsets if key[0] == group])
@@ -139,7 +154,7 @@ class ConsumerOffsets:
         for key in keys:
             self._count -= len(self._offsets.pop(key))
             for queue_id in self.resets.pop(key, ()):
-                self._told.pop((*key, queue_id), None)
+                self._untold((*key, queue_id))
         if keys:
             self.version += 1
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
@@ -251,12 +251,12 @@ class PopTable:
             for pop in list(queue.out.values()):
                 self._leave(pop)
 
-    def forget(self, *, topic: str | None = None, group: str | None = None) -> bool:
-        """A topic, or a group with its offsets, is deleted; whether anything of it was out."""
-        gone = [key for key in self._queues if key.topic == topic or key.group == group]
+    def forget(self, *, topics: Container[str] = (), group: str | None = None) -> list[QueueKey]:
+        """Topics, or a group with its offsets, are deleted; in which queues anything of them was out."""
+        gone = [key for key in self._queues if key.topic in topics or key.group == group]
         for key in gone:
             self.reset(key)
-        return bool(gone)
+        return gone
 
     # ---- deadlines
 
@@ -330,7 +330,7 @@ class PopTable:
         ValueError, TypeError or LookupError when it is no such record."""
         members = json.loads(record)
         if "fg" in members:
-            self.forget(topic=members.get("t"), group=members.get("c"))
+            self.forget(topics=(members.get("t"),), group=members.get("c"))
             self.recorded(None, at)
             return None
         key = QueueKey(str(members["t"]), str(members["c"]), int(members["q"]))

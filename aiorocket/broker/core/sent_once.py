@@ -11,7 +11,7 @@ and would then be stored in its own queue: it is looked for in both.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Container, Generator, Mapping
 from typing import Any, Generic, TypeVar
 
 from aiorocket.broker.core.names import Refusal
@@ -88,8 +88,8 @@ class SentTable:
         self.version += 1
         self.use()
 
-    def delete_topic(self, topic: str) -> None:
-        for key in [key for key in self._stored if key[0] == topic]:
+    def delete_topics(self, topics: Container[str]) -> None:
+        for key in [key for key in self._stored if key[0] in topics]:
             self._count -= len(self._stored.pop(key))
             self.version += 1
 

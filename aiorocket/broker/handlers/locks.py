@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from aiorocket.broker.answers import refuse
@@ -39,6 +39,8 @@ _log = logging.getLogger("aiorocket.broker")
 
 #: Queues one request may name.
 MAX_QUEUES = 10_000
+#: Bytes of a request that is worked at once, and queues of an answer: some 10 ms.
+_AT_ONCE, _FEW = 64 << 10, 1_000
 #: Clients whose last lock request is remembered before those that have gone are looked for.
 KEPT = 1024
 
@@ -72,6 +74,8 @@ class LockHandlers:
         #: (group, client id) → number of the newest connection it asked for locks on, and when it last did.
         self._locked: dict[tuple[str, str], tuple[int, float]] = {}
         self._kept = KEPT
+        #: One request of many queues works in a turn, and what comes behind it waits for it.
+        self._one_long = asyncio.Lock()
 
     def codes(self) -> dict[int, RequestHandler]:
         return {
@@ -83,7 +87,28 @@ class LockHandlers:
         self, connection: Connection, command: RemotingCommand
     ) -> RemotingCommand | Coroutine[Any, Any, RemotingCommand]:
         """Code 41: renew what the client holds, take what is free; answers what it holds then."""
-        request = _request(command)
+        if len(command.body) > _AT_ONCE or self._one_long.locked():
+            return self._lock_long(connection, command)
+        return self._lock(connection, command, _request(command))
+
+    async def _lock_long(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        """Of 10,000 queues each part takes tens of milliseconds: one is read, kept or answered in a turn."""
+        async with self._one_long:
+            await asyncio.sleep(0)
+            request = _request(command)
+            await asyncio.sleep(0)
+            answer = self._lock(connection, command, request, later=True)
+        return await answer if isinstance(answer, Awaitable) else answer
+
+    def _lock(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        request: tuple[str, str, list[QueueKey]] | Refusal,
+        *,
+        later: bool = False,
+    ) -> RemotingCommand | Coroutine[Any, Any, RemotingCommand]:
+        """``later``: the answer is made in another turn."""
         if isinstance(request, Refusal):
             return refuse(request)
         group, client, queues = request
@@ -98,10 +123,25 @@ class LockHandlers:
             self._forget_old(now)
         if self._table.lock(group, client, queues, now):
             return self._when_recorded(connection, command, request)
+        if later:
+            return self._in_turn(connection, command, request, "")
         return self._answer(connection, command, request, "")
 
-    def unlock(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    def unlock(
+        self, connection: Connection, command: RemotingCommand
+    ) -> RemotingCommand | Coroutine[Any, Any, RemotingCommand]:
         """Code 42, also one-way. What is saved of it is saved later: to lose it delays the next owner, no more."""
+        if len(command.body) > _AT_ONCE or self._one_long.locked():
+            return self._unlock_long(connection, command)
+        return self._unlock(connection, command)
+
+    async def _unlock_long(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        # Behind what came in a turn before it: that may lock what this gives back, and the next owner would wait.
+        async with self._one_long:
+            await asyncio.sleep(0)
+            return self._unlock(connection, command)
+
+    def _unlock(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         request = _request(command)
         if isinstance(request, Refusal):
             return refuse(request)
@@ -167,7 +207,20 @@ class LockHandlers:
         self, connection: Connection, command: RemotingCommand, request: tuple[str, str, list[QueueKey]]
     ) -> RemotingCommand:
         problem = await self._recorded()
+        if len(request[2]) > _FEW:
+            return await self._in_turn(connection, command, request, problem)
         return self._answer(connection, command, request, problem)
+
+    async def _in_turn(
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        request: tuple[str, str, list[QueueKey]],
+        problem: str,
+    ) -> RemotingCommand:
+        async with self._one_long:
+            await asyncio.sleep(0)
+            return self._answer(connection, command, request, problem)
 
     def _recorded(self) -> asyncio.Future[str]:
         """Done with "" when every claim made so far is durable, with the reason when they could not be saved."""

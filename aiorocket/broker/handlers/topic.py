@@ -11,7 +11,7 @@ from aiorocket.broker.core.group_configs import GroupConfig
 from aiorocket.broker.core.names import Refusal, is_group_name, is_system_topic, is_topic_name
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.topics import Topic
-from aiorocket.broker.core.turns import each
+from aiorocket.broker.core.turns import A_TURN, each
 from aiorocket.runtime.turns import in_turns
 from aiorocket_protocol import (
     CloneGroupOffsetRequestHeader,
@@ -139,26 +139,22 @@ class TopicHandlers:
             return refuse(
                 Refusal(ResponseCode.INVALID_PARAMETER, f"The topic[{name:.200}] is conflict with system topic.")
             )
-        retries = [one.name for one in self._topics if is_pop_retry_topic(one.name, name)]
-        for one in (name, *retries):
-            self._forget(one)
+        # One look at every table for all of them: each group that popped the topic may have made one.
+        names = dict.fromkeys((name, *(one.name for one in self._topics if is_pop_retry_topic(one.name, name))))
+        for topic in filter(None, map(self._topics.get, names)):
+            self._topics.delete(topic.name)
+            self._deleted(topic)
+        self._offsets.delete_topics(names)
+        self._sent.delete_topics(names)
+        self._revival.forget_topics(names)
         # Begins before anything is waited for, name servers above all: what others store in a new topic of this name is
         # not to go with the old one. Offsets come first: those that a crash brings back would pass over what a new
         # topic of this name begins with.
         saved = self._begin("offsets")
-        gone = [self._store.delete_topic(one, saved) for one in (name, *retries)]
+        gone = [self._store.delete_topic(one, saved) for one in names]
         await self._save()
         await asyncio.gather(*gone)
         return RemotingCommand.response()
-
-    def _forget(self, name: str) -> None:
-        topic = self._topics.get(name)
-        if topic is not None:
-            self._topics.delete(name)
-            self._deleted(topic)
-        self._offsets.delete_topic(name)
-        self._sent.delete_topic(name)
-        self._revival.forget(topic=name)
 
     async def all_topics(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 21."""
@@ -198,7 +194,7 @@ class TopicHandlers:
         await self._save()
         return RemotingCommand.response() if refusal is None else refuse(refusal)
 
-    def clone_offsets(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def clone_offsets(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 314: a group begins where another is, in one topic or in all of its topics. Unless the other is known to
         be offline, topics that its members no longer subscribe to are left out."""
         header = command.read(CloneGroupOffsetRequestHeader)
@@ -206,10 +202,23 @@ class TopicHandlers:
         if isinstance(config, Refusal):
             return refuse(config)
         live = None if header.offline else self._consumers.get(header.src_group)
-        for name in [header.topic] if header.topic else self._offsets.topics(header.src_group):
-            if name in self._topics and (live is None or not live.subscriptions or name in live.subscriptions):
+        async with self._lists:
+            done = 0
+            for name in [header.topic] if header.topic else self._offsets.topics(header.src_group):
+                topic = self._topics.get(name)
+                if topic is None or not (live is None or not live.subscriptions or name in live.subscriptions):
+                    continue
                 for queue_id, offset in self._offsets.queues(header.src_group, name).items():
                     self._offsets.commit(header.dest_group, name, queue_id, offset)
+                    done += 1
+                    if done % A_TURN:
+                        continue
+                    await asyncio.sleep(0)
+                    if self._configs.get(header.dest_group) is None:
+                        why = f"group {header.dest_group} was deleted meanwhile"
+                        return refuse(Refusal(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, why))
+                    if self._topics.get(name) is not topic:  # a new one of its name begins at 0
+                        break
         return RemotingCommand.response()
 
     async def all_groups(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
@@ -229,7 +238,7 @@ class TopicHandlers:
         header = command.read(DeleteSubscriptionGroupRequestHeader)
         if self._configs.delete(header.group_name) and (header.clean_offset or header.remove_offset):
             self._offsets.delete_group(header.group_name)
-            self._revival.forget(group=header.group_name)
+            self._revival.forget_group(header.group_name)
         await self._save("offsets")  # also for one that is gone: an earlier request may not have come so far, or failed
         return RemotingCommand.response()
 
