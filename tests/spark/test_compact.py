@@ -181,6 +181,7 @@ def test_the_archive_goes_on_and_readers_read_on_beside_a_compaction(spark: Spar
     assert reader.count() == 10 and [row[3] for row in rows(spark, tmp_path)] == list(range(35))
 
 
+@pytest.mark.spark_long
 def test_a_table_of_many_runs_has_few_files(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from prometheus_client import CollectorRegistry
 from pyspark.sql import SparkSession
 
@@ -84,6 +85,7 @@ def test_prometheus_is_told_of_queries_by_their_name() -> None:
     assert (value("rows_total"), value("batches_total"), value("failed")) == (19, 3, 0)
 
 
+@pytest.mark.spark_long
 def test_a_running_query_reports_it(spark: SparkSession, nameserver: str, topic: str, tmp_path: Path) -> None:
     send(nameserver, topic, [str(number) for number in range(30)], queues=2)
     seen: list[int] = []

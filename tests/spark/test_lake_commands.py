@@ -326,6 +326,7 @@ def test_order_finds_a_gap_and_ends_with_1(spark: SparkSession, tmp_path: Path) 
         assert back.exit_code == 1 and "complete: 12 rows" in back.stdout, back.output
 
 
+@pytest.mark.spark_long
 def test_latency_of_a_live_topic_with_lag_and_plots(
     spark: SparkSession, nameserver: str, topic: str, tmp_path: Path
 ) -> None:
