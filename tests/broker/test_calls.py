@@ -15,7 +15,7 @@ import pytest
 from aiorocket.broker import Broker
 from aiorocket.broker.core.counters import SendBack
 from aiorocket.broker.core.group_configs import GroupConfigs
-from aiorocket.broker.core.groups import GroupTable
+from aiorocket.broker.core.groups import ConsumerGroup, GroupTable
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.topics import UNIT, UNIT_SUB
 from aiorocket.config import NameServerConfig
@@ -387,6 +387,34 @@ def test_a_large_disagreement_is_said_shortly() -> None:
     for number in range(0, 50, 2):
         groups.lost(number)
     assert live.difference() == "" == live.new_difference()
+
+
+def test_what_members_disagree_about_is_compared_when_it_is_new() -> None:
+    """Each heartbeat compared it: 64 in a group of 16,000 wishes took 150 ms."""
+
+    class Unread(dict[Any, Any]):
+        def __iter__(self) -> Any:
+            raise AssertionError("compared again")
+
+    groups: GroupTable[int] = GroupTable(120.0)
+
+    def beat(number: int, tag: str) -> ConsumerGroup[int]:
+        wanted = [SubscriptionData.parse("T", tag, 1)]
+        groups.register("g", connection=number, client_id=f"c{number}", now=0.0, subscriptions=wanted)
+        live = groups.get("g")
+        assert live is not None
+        return live
+
+    for number in range(3):
+        live = beat(number, f"tag{number}")
+    assert "T (TAG tag2)" in live.new_difference()
+    wishes, live._wishes = live._wishes, Unread(live._wishes)
+    for number in range(3):
+        assert beat(number, f"tag{number}").new_difference() == ""
+    live._wishes = wishes
+    assert "T (TAG tag3)" in beat(2, "tag3").new_difference()
+    groups.lost(2)
+    assert "T (TAG tag3)" not in (text := live.new_difference()) and "T (TAG tag1)" in text
 
 
 # ---- retries
