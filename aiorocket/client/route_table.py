@@ -27,6 +27,9 @@ __all__ = ("RouteTable",)
 
 log = logging.getLogger("aiorocket.client")
 
+#: Of what is asked of a client that ends meanwhile.
+_STOPPED = "this client was stopped"
+
 _SUCCESS = int(ResponseCode.SUCCESS)
 _NO_ROUTE = int(ResponseCode.TOPIC_NOT_EXIST)
 _NO_PERMISSION = int(ResponseCode.NO_PERMISSION)
@@ -88,7 +91,10 @@ class RouteTable:
         route = self._routes.get(topic)
         if route is not None and not refresh:
             return route
-        result = await asyncio.shield(self.refresh_soon(topic))
+        asking = self.refresh_soon(topic)
+        await asyncio.wait([asking])
+        # Who waits for what a stop cancelled was not cancelled itself.
+        result = NotConnectedError(_STOPPED) if asking.cancelled() else asking.result()
         if isinstance(result, Exception):
             raise result
         return result
@@ -99,7 +105,7 @@ class RouteTable:
         if task is None:
             if self._scope.closed:
                 ended: asyncio.Future[TopicRoute | Exception] = asyncio.get_running_loop().create_future()
-                ended.set_result(NotConnectedError("this client was stopped"))
+                ended.set_result(NotConnectedError(_STOPPED))
                 return ended
             # A task of its own, so that the first caller's cancellation is not everybody's. It returns its error,
             # because a task nobody waits for any more must not be reported as crashed.

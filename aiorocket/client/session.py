@@ -322,7 +322,7 @@ class Session:
         running = self._heartbeats.get(connection)
         # One that is done is still there until its callback has run: to await it again would never let that happen.
         while running is not None and not running.done():
-            await asyncio.shield(running)
+            await asyncio.wait([running])
             if connection.data.get(_REGISTRATION) == self._registration:
                 return
             running = self._heartbeats.get(connection)
@@ -330,7 +330,8 @@ class Session:
             raise NotConnectedError("this client was stopped")
         task = self._heartbeats[connection] = self._scope.start(self._send_heartbeat(connection), name="heartbeat-now")
         task.add_done_callback(partial(self._heartbeat_ended, connection))
-        error = await asyncio.shield(task)
+        await asyncio.wait([task])
+        error = NotConnectedError("this client was stopped") if task.cancelled() else task.result()
         if error is not None:
             raise error
 

@@ -135,6 +135,37 @@ def test_a_flush_ends_when_the_last_in_a_keys_line_goes_away() -> None:
     run(scenario, brokers=1)
 
 
+def test_a_stop_waits_for_sends_that_still_look_for_their_topic() -> None:
+    """They have begun: each ends in a receipt."""
+
+    async def scenario(cluster: FakeCluster, producer: Producer) -> None:
+        sends = [asyncio.ensure_future(producer.send("t", b"%d" % n)) for n in range(3)]
+        sends.append(asyncio.ensure_future(producer.send_oneway("t", b"3")))  # type: ignore[arg-type]  # of text
+        await asyncio.sleep(0)
+        assert producer.in_flight == 0
+        await producer.stop()
+        assert all(each.done() for each in sends)
+        await asyncio.gather(*sends)
+        assert len(kept_by(cluster)) == 4
+
+    run(scenario, brokers=1)
+
+
+def test_a_client_that_is_stopped_first_fails_sends_and_cancels_none() -> None:
+    """Nobody cancelled who waits for the route: a TaskGroup would take that as an end without an error."""
+
+    async def scenario(cluster: FakeCluster, producer: Producer) -> None:
+        send = asyncio.ensure_future(producer.send("t", b"0", timeout=1))
+        await asyncio.sleep(0)
+        await producer.client.stop()
+        with pytest.raises(SendError, match="was stopped") as failed:
+            await send
+        assert not failed.value.may_be_stored
+        assert not kept_by(cluster)
+
+    run(scenario, brokers=1)
+
+
 def test_a_flush_before_the_start_has_nothing_to_wait_for() -> None:
     flush = Producer("p", nameservers="127.0.0.1:1").flush()
     with pytest.raises(StopIteration) as ended:  # at the first step, which needs no loop

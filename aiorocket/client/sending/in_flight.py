@@ -13,11 +13,13 @@ __all__ = ("InFlight",)
 class InFlight:
     """``count`` sends are under way; ``most`` may be. Who sends adds itself to ``count``, and calls ``ended``."""
 
-    __slots__ = ("_idle", "_room", "_turns", "count", "most", "waited_for")
+    __slots__ = ("_idle", "_room", "_turns", "count", "most", "opening", "waited_for")
 
     def __init__(self, most: int) -> None:
         self.count = 0
         self.most = most
+        #: Sends that have begun and look for their topic, or for room.
+        self.opening = 0
         #: Somebody waits for the end of a send.
         self.waited_for = False
         self._room: deque[asyncio.Future[None]] = deque()
@@ -53,7 +55,7 @@ class InFlight:
                 # Its place is taken from now on, or who sends without a pause would be there first, again and again.
                 self.count += 1
                 waiter.set_result(None)
-        if not (self.count or self._turns):
+        if not self._busy:
             for waiter in self._idle:
                 if not waiter.done():
                     waiter.set_result(None)
@@ -70,12 +72,16 @@ class InFlight:
             self.ended()
 
     async def idle(self) -> None:
-        """Return when no send is under way, and none waits for its turn."""
-        if self.count or self._turns:
+        """Return when no send is under way, and none waits for its turn or its topic."""
+        if self._busy:
             waiter = asyncio.get_running_loop().create_future()
             self._idle.append(waiter)
             self.waited_for = True
             await waiter
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self.count or self.opening or self._turns)
 
     # -- turns --
 

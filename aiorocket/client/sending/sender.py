@@ -262,6 +262,7 @@ class Sender:
             return publish
         check_topic(topic)
         trouble = ""
+        in_flight.opening += 1
         try:
             async with asyncio.timeout(timeout):
                 pause = _FIRST_PAUSE
@@ -284,6 +285,10 @@ class Sender:
                 trouble = self.client.routes.trouble or f"no route from {servers} so far"
             text = f"topic {topic!r}: {trouble} (tried for {timeout:g} s)"
             raise SendError(text, may_be_stored=False) from None
+        finally:
+            in_flight.opening -= 1
+            if in_flight.waited_for:
+                asyncio.get_running_loop().call_soon(in_flight.ended)  # the caller counts itself before
 
     async def _open(self, topic: str, *, refresh: bool = False) -> Publish:
         publish = self.opened.get(topic)
