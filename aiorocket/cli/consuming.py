@@ -38,9 +38,11 @@ class Reader:
         self._wire_group = group
         self._printed = 0
         self._enough = asyncio.Event()
-        self._broken = False
+        self._unwritten: OSError | None = None
 
     async def run(self, config: ClientConfig, start: str | int | None) -> int:
+        if sys.__stdout__ is None:  # at the start
+            raise click.ClickException("standard output is closed: nobody would see what the group consumes")
         check_topic(self._topic)
         check_group(self._group)
         async with Client(config=config) as client:
@@ -54,8 +56,8 @@ class Reader:
             with stop_signals(interrupted.set):
                 if self._follow or not await self._reached(positions, ends):
                     await self._consume(client, positions, ends, begin, interrupted)
-        if self._broken:
-            return 1
+        if self._unwritten is not None:
+            raise self._unwritten
         printed = counted(self._printed, "message")
         click.echo(f"{printed} of topic {self._topic} printed as group {self._group}", err=True)
         return INTERRUPTED if interrupted.is_set() and not self._follow and not self._enough.is_set() else 0
@@ -128,10 +130,10 @@ class Reader:
         try:
             sys.stdout.buffer.write(text + b"\n")
             sys.stdout.buffer.flush()
-        except BrokenPipeError:
+        except OSError as error:  # nobody reads any more, or the disk is full
             # Nobody has seen it, so it is not consumed. What is left in the buffer must not fail once more at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            self._broken = True
+            self._unwritten = error
             self._enough.set()
             await asyncio.Event().wait()
         self._printed += 1

@@ -118,6 +118,7 @@ def cli() -> None:
 def main() -> None:
     """Run the command line and exit: 0 done, 1 failed (one line on standard error says why), 2 bad usage or input, 130
     interrupted before the end."""
+    _open_standard_files()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper) and stream.encoding.lower() not in ("utf-8", "utf8"):
             stream.reconfigure(errors="backslashreplace")  # what the terminal's encoding has no character for
@@ -134,14 +135,25 @@ def main() -> None:
         raise
 
 
+def _open_standard_files() -> None:
+    """What whoever started the process closed of them is nothing, not the next file or socket: what is written there
+    would get into a store, and uvloop ends a process that closes one of their numbers."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free, which is this
+            stream = open(number, "w" if number else "r", encoding="utf-8", closefd=False)  # noqa: SIM115 - of this process
+            setattr(sys, name, stream)
+
+
 def _leave(code: object) -> None:
     """End the process without taking the interpreter apart, which costs a command that has told what it had to tell a
     tenth of its time, and would say once more that its output did not come through. Not when somebody measures it."""
     if isinstance(code, int) and sys.getprofile() is None and sys.gettrace() is None:
         for stream in (sys.stdout, sys.stderr):
             try:
-                if stream is not None:  # as it is when there was none at the start
-                    stream.flush()
+                stream.flush()
             except (OSError, ValueError):
                 code = code or 1
         os._exit(code)

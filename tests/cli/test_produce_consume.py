@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 
 def lines(text: str) -> list[str]:
@@ -111,6 +116,21 @@ def test_a_reader_that_leaves_ends_consume_without_a_traceback(aiorocket: Any, s
     reader.stdout.close()
     _, err = reader.wait(60), reader.stderr.read()
     assert b"Traceback" not in err and b"Error" not in err
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "said"),
+    [(">/dev/full", 1, "Error: No space left on device"), (">&-", 1, "Error: standard output is closed: ")],
+)
+def test_what_could_not_be_printed_is_not_consumed(
+    aiorocket: Any, standalone: str, output: str, code: int, said: str
+) -> None:
+    assert aiorocket.run("produce", "t", "--nameserver", standalone, stdin=b"x\n" * 10).code == 0
+    words = f"exec {shlex.quote(sys.executable)} -m aiorocket consume t --group g --nameserver {standalone}"
+    read = subprocess.run(["sh", "-c", f"{words} {output}"], timeout=140, capture_output=True, text=True, check=False)
+    assert (read.returncode, len(read.stderr.splitlines())) == (code, 1) and read.stderr.startswith(said), read
+    again = aiorocket.run("consume", "t", "--group", "g", "--nameserver", standalone)
+    assert again.out == "x\n" * 10, again
 
 
 def test_nobody_there_is_one_clear_error(aiorocket: Any) -> None:

@@ -122,6 +122,14 @@ def test_without_an_output_there_is_no_failure() -> None:
     assert (closed.returncode, closed.stderr) == (0, b"")
 
 
+def test_closed_standard_files_are_nothing(server: RocketMQServer) -> None:
+    """Nobody's socket gets their numbers: uvloop ends a process that closes one."""
+    asks = f"{shlex.quote(sys.executable)} -m aiorocket topic list --nameserver {server.nameserver_address}"
+    for closed in ("<&-", ">&-", "<&- >&- 2>&-"):
+        told = subprocess.run(["sh", "-c", f"{asks} {closed}"], timeout=140, capture_output=True, check=False)
+        assert (told.returncode, told.stderr) == (0, b""), (closed, told)
+
+
 def test_help_is_as_wide_as_the_terminal_and_no_wider_than_is_read() -> None:
     told = [
         subprocess.run(
