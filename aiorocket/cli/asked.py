@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from aiorocket import Admin
     from aiorocket.config import ClientConfig
 
-__all__ = ("SCHEMA", "asks", "changes", "confirmed", "moment", "say_missing", "told")
+__all__ = ("ENDLESS", "SCHEMA", "asks", "changes", "confirmed", "moment", "say_missing", "told")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -28,6 +28,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 #: field in a row does not change it; a field that goes or means something else does.
 SCHEMA = 1
 
+
+#: In a context's ``meta``: the command goes on until it is told to stop, so that Ctrl-C is its end.
+ENDLESS = "aiorocket.endless"
 
 Command = Callable[..., "Callable[[Admin], Awaitable[int]]"]
 
@@ -54,7 +57,8 @@ def changes(function: Command) -> Callable[..., None]:
         work = function(*args, **given)
         context = click.get_current_context()
         context.obj = as_json
-        sys.exit(run(_until_stopped(_work(config, brokers, work, watch))))
+        interrupted = 0 if watch is not None or context.meta.get(ENDLESS) else INTERRUPTED
+        sys.exit(run(_until_stopped(_work(config, brokers, work, watch), interrupted)))
 
     decorated: Any = command
     for option in (
@@ -64,11 +68,11 @@ def changes(function: Command) -> Callable[..., None]:
     return cast("Callable[..., None]", decorated)
 
 
-async def _until_stopped(work: Coroutine[object, object, int]) -> int:
+async def _until_stopped(work: Coroutine[object, object, int], interrupted: int) -> int:
     from aiorocket.cli.stopping import until_stopped
 
     task = await until_stopped(work)
-    return INTERRUPTED if task.cancelled() else task.result()
+    return interrupted if task.cancelled() else task.result()
 
 
 async def _work(

@@ -60,7 +60,8 @@ class Reader:
             raise self._unwritten
         printed = counted(self._printed, "message")
         click.echo(f"{printed} of topic {self._topic} printed as group {self._group}", err=True)
-        return INTERRUPTED if interrupted.is_set() and not self._follow and not self._enough.is_set() else 0
+        endless = self._follow and self._count is None
+        return INTERRUPTED if interrupted.is_set() and not endless and not self._enough.is_set() else 0
 
     async def _begin(
         self, positions: Positions, queues: tuple[Queue, ...], ends: dict[Queue, int], start: str | int | None

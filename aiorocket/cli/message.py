@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import aiorocket
-from aiorocket.cli.asked import asks, changes, moment, say_missing, told
+from aiorocket.cli.asked import ENDLESS, asks, changes, moment, say_missing, told
 from aiorocket.cli.counts import counted
 from aiorocket.cli.options import BadInputError, broker_option, client_options
 from aiorocket.cli.running import in_lines, run
@@ -107,7 +107,8 @@ def list_(topic: str, since: int | None, until: int | None, limit: int) -> Work:
 @changes
 def tail(topic: str, count: int | None, tags: str, sql: str | None) -> Work:
     """Messages of TOPIC as they come, each a line or a JSON document, until Ctrl-C."""
-    as_json = click.get_current_context().params["as_json"]
+    context = click.get_current_context()
+    as_json, context.meta[ENDLESS] = context.params["as_json"], count is None
 
     async def work(admin: Admin) -> int:
         left = count

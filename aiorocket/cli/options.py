@@ -111,7 +111,13 @@ def client_options(function: F) -> F:
     @wraps(function)
     def command(*args: Any, **given: Any) -> Any:
         own = {name: given.pop(name) for name in _OWN}
-        return function(*args, config=_client_config(**own), **given)
+        config = _client_config(**own)
+        try:
+            return function(*args, config=config, **given)
+        except click.ClickException as error:
+            if isinstance(error.__cause__, aiorocket.ConfigError):  # a file of the options that cannot be used
+                raise BadInputError(error.message) from error.__cause__
+            raise
 
     decorated: Any = command
     for option in (

@@ -104,6 +104,24 @@ def test_follow_goes_on_until_it_is_told_to_stop(
     assert aiorocket.run("consume", "t", "--group", "g", "--nameserver", standalone).out == ""
 
 
+def test_a_reader_that_is_stopped_before_its_count_is_interrupted(
+    aiorocket: Any, standalone: str, read_line: Callable[..., str], stop: Callable[..., Any]
+) -> None:
+    assert aiorocket.run("produce", "t", "--nameserver", standalone, stdin=b"one\n").code == 0
+    words = ("--group", "g", "--follow", "--count", "2", "--nameserver", standalone)
+    reader = aiorocket.start("consume", "t", *words)
+    assert read_line(reader) == "one\n"
+    assert stop(reader).code == 130
+
+
+def test_a_credentials_file_that_is_not_there_is_bad_input(aiorocket: Any, standalone: str) -> None:
+    for command in (["topic", "list"], ["produce", "t"], ["consume", "t", "--group", "g"]):
+        told = aiorocket.run(*command, "--credentials", "missing", "--nameserver", standalone)
+        assert (told.code, told.err.splitlines()) == (
+            2, ["Error: credentials_file='missing' cannot be read: No such file or directory"]
+        )  # fmt: skip
+
+
 def test_rate_is_kept(aiorocket: Any, standalone: str) -> None:
     started = time.monotonic()
     assert aiorocket.run("produce", "t", "--rate", "50", "--nameserver", standalone, stdin=b"x\n" * 26).code == 0
