@@ -472,6 +472,23 @@ async def test_those_who_wait_for_many_queues_have_their_turns(broker: Broker, p
     assert looked[0] == 100
 
 
+async def test_those_who_wait_for_one_message_of_many_queues_have_their_turns(
+    broker: Broker, peer: Peer, looked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No queue had many of them, and what came together for 40 queues held the loop for half a second."""
+    monkeypatch.setattr("aiorocket.broker.core.long_poll.AT_ONCE", 3)
+    await peer.create_topic("T", 25)
+    for number in range(100):
+        await peer.ask(11, pull_header(queue_id=number % 25))
+    while broker.parked_pulls < 100:
+        await asyncio.sleep(0)
+    for queue_id in range(25):
+        store(broker, b"one", queue_id=queue_id)
+    assert await woken(broker, 100) <= 16
+    assert [len(records(await peer.answer())) for _ in range(100)] == [1] * 100
+    assert looked[0] == 100
+
+
 async def test_what_comes_while_a_crowd_is_looked_at_reaches_all_of_it(
     broker: Broker, peer: Peer, looked: list[int]
 ) -> None:

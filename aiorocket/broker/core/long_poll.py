@@ -7,8 +7,8 @@ each FIFO is the earliest and adding or removing one costs a dict store. Hold ti
 Deadlines are multiples of 100 ms too: ten thousand parked pulls would else wake the broker 700 times a second, for one
 of them each, at twice the CPU time.
 
-Where thousands wait for one queue, a crowd, they are looked at in rounds, some of them in a turn of the loop. Whatever
-arrives during a round makes one more.
+Where many wait for one queue, a crowd, they are looked at in rounds, some of them in a turn of the loop: messages of
+many queues may come together. Whatever arrives during a round makes one more.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from typing import Any
 from aiorocket.broker.core.names import Refusal, full
 from aiorocket.config import Limits
 
-__all__ = ("A_TURN", "LongPolls", "ParkedPull")
+__all__ = ("AT_ONCE", "A_TURN", "LongPolls", "ParkedPull")
 
 #: Pulls whose hold ends in one turn of the loop, or that are looked at in it because something arrived: some 5 ms.
 A_TURN = 1000
+#: Pulls of one queue that are looked at when something arrives there, and not in turns.
+AT_ONCE = 32
 
 _INFINITY = float("inf")
 _TICK = 0.1
@@ -135,7 +137,7 @@ class LongPolls:
         parked = self._by_queue.get(queue)
         if parked is None:
             return ()
-        if len(parked) > A_TURN:
+        if len(parked) > AT_ONCE:
             self._crowds[queue] = max_offset, None if queue in self._crowds else tags_code
             self.crowded = True
             return ()
