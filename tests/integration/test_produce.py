@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
 
@@ -188,6 +188,28 @@ async def test_send_many_reports_every_message(mq: Embedded, ordered: bool) -> N
     assert not ordered or numbers == list(range(500))
     assert {outcome.number for outcome in outcomes if outcome.error} == {7, 107, 207, 307, 407}
     assert all((outcome.receipt is None) != (outcome.error is None) for outcome in outcomes)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_a_source_that_fails_takes_no_outcome_with_it(mq: Embedded, asynchronous: bool) -> None:
+    """They were cancelled with it, and whether they had been stored nobody heard."""
+
+    def source() -> Iterator[bytes]:
+        yield from (b"%d" % number for number in range(10))
+        raise ValueError("line 11")
+
+    async def one_by_one() -> AsyncIterator[bytes]:
+        for body in source():
+            yield body
+
+    await mq.create_topic("t", queues=1)
+    came: list[int] = []
+    async with mq.producer("p") as producer:
+        with pytest.raises(ValueError, match="line 11"):
+            async for outcome in producer.send_many("t", one_by_one() if asynchronous else source(), in_flight=4):
+                assert outcome.receipt is not None
+                came.append(outcome.number)
+    assert sorted(came) == list(range(10))
 
 
 async def test_leaving_send_many_early_ends_its_senders(mq: Embedded) -> None:

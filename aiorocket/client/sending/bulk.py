@@ -240,6 +240,8 @@ async def send_many(
             if crashed:
                 raise crashed[0]
             if all(task.done() for task in tasks):
+                if source.failed is not None:
+                    raise source.failed
                 return
             room.set()
             changed.clear()
@@ -247,9 +249,11 @@ async def send_many(
 
 
 class _Source:
-    """The messages with their numbers, for several takers; an async source is asked by one at a time."""
+    """The messages with their numbers, for several takers; an async source is asked by one at a time. One that
+    ``failed`` has ended: what was taken from it is sent all the same."""
 
     def __init__(self, messages: Iterable[Item] | AsyncIterable[Item]) -> None:
+        self.failed: Exception | None = None
         self._index = 0
         self._ended = False
         self._sync = iter(messages) if isinstance(messages, Iterable) else None
@@ -257,19 +261,21 @@ class _Source:
         self._asking = asyncio.Lock()
 
     async def next(self) -> tuple[int, Item] | None:
-        if self._sync is not None:
-            for message in self._sync:
-                return self._numbered(message)
-            return None
-        assert self._async is not None
-        async with self._asking:
-            if self._ended:
-                return None
-            try:
-                return self._numbered(await anext(self._async))
-            except StopAsyncIteration:
-                self._ended = True
-                return None
+        try:
+            if self._sync is not None:
+                for message in () if self._ended else self._sync:
+                    return self._numbered(message)
+            else:
+                assert self._async is not None
+                async with self._asking:
+                    if not self._ended:
+                        return self._numbered(await anext(self._async))
+        except StopAsyncIteration:
+            pass
+        except Exception as error:  # noqa: BLE001 - whatever the application raises: told when all was sent
+            self.failed = error
+        self._ended = True
+        return None
 
     def _numbered(self, message: Item) -> tuple[int, Item]:
         index = self._index

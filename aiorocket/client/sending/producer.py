@@ -348,7 +348,7 @@ class Producer:
         Outcomes come as sends end, or in the order of ``messages`` with ``ordered=True``. A send that fails is an
         outcome with ``error``, it does not end the stream. Memory is bounded: taking outcomes is what keeps the
         stream going. ``sharding_key`` is the key of all, or says each message's: those of a key are stored in the
-        order of ``messages``.
+        order of ``messages``. When ``messages`` raises, the outcomes of all that it gave come first.
         """
         return send_many(self.send, topic, messages, sharding_key, ordered, in_flight, timeout)
 
