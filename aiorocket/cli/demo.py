@@ -90,6 +90,15 @@ def _every(step: int) -> Callable[[Line], str | None]:
     return plan
 
 
+async def _shared_out(consumers: list[Consumer]) -> None:
+    """Until each queue has one reader: what both read comes twice, and one sets back the other's offset."""
+    for _ in range(1000):
+        held = sorted(queue.queue_id for each in consumers for queue in each.held() if queue.topic == TOPIC)
+        if held == list(range(QUEUES)):
+            return
+        await asyncio.sleep(STALLED / 1000)
+
+
 @contextlib.contextmanager
 def _directory(data: str | None) -> Iterator[str]:
     if data is not None:
@@ -157,11 +166,12 @@ class _Demo:
         # Lines are given up on purpose here, and each is accounted for.
         logging.getLogger("aiorocket.client").setLevel(logging.ERROR)
         config = ConsumerConfig(max_attempts=MAX_ATTEMPTS, offset_flush_interval=LOOK)
+        consumers = [mq.consumer(GROUP, config=config) for _ in range(CONSUMERS)]
         async with contextlib.AsyncExitStack() as stack:
-            for number in range(CONSUMERS):
-                consumer: Consumer = mq.consumer(GROUP, config=config)
+            for number, consumer in enumerate(consumers):
                 consumer.listener(TOPIC, start_from="first")(self._listener(number))
                 await stack.enter_async_context(consumer)
+            await _shared_out(consumers)
             yield
 
     def _listener(self, number: int) -> Callable[[Message], Awaitable[None]]:
