@@ -392,7 +392,8 @@ class PopRevival:
     def landed(self, pop: Pop, offset: int, *, recorded: bool = False, dead: bool = False) -> None:
         """A message that was out is stored elsewhere, or gone."""
         key = pop.key
-        self._counters.dead_letters[key.group] += dead
+        if dead:
+            self._counters.dead_letters[key.group] += 1
         committed = self.table.landed(pop, offset)
         if committed is not None:
             self._offsets.commit(key.group, key.topic, key.queue_id, committed)

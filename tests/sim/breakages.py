@@ -168,7 +168,7 @@ BREAKAGES: Final[dict[str, Breakage]] = {
         f"{_LOCKS}.start", "self._opens = now + self._grace", "self._opens = now"
     ),
     "a lock granted before it is recorded": Breakage(
-        f"{_LOCK_HANDLERS}.lock", "return self._when_recorded(connection, command, request)",
+        f"{_LOCK_HANDLERS}._lock", "return self._when_recorded(connection, command, request)",
         "self._table.recorded(self._table.counter, now)",
     ),
     "a lock that lasts half as long as clients trust it": Breakage(
@@ -460,7 +460,8 @@ BREAKAGES: Final[dict[str, Breakage]] = {
     ),
     "a pop that is never revived": Breakage(f"{_REVIVAL}._due", "_Revival(self, pop, offsets)", "None", _pops),
     "a revived pop that stays out": Breakage(
-        "aiorocket.broker.revive:_Revival._revive", "owner.landed(self._pop, offset, recorded=recorded)", "None", _pops
+        "aiorocket.broker.revive:_Revival._revive",
+        "owner.landed(self._pop, offset, recorded=recorded, dead=dead)", "None", _pops,
     ),
     "a revived pop that is not stored again": Breakage(
         "aiorocket.broker.revive:_Revival._revive", "store_copy(owner.store, copy, done)",
