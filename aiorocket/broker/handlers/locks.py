@@ -97,18 +97,12 @@ class LockHandlers:
             await asyncio.sleep(0)
             request = _request(command)
             await asyncio.sleep(0)
-            answer = self._lock(connection, command, request, later=True)
+            answer = self._lock(connection, command, request)
         return await answer if isinstance(answer, Awaitable) else answer
 
     def _lock(
-        self,
-        connection: Connection,
-        command: RemotingCommand,
-        request: tuple[str, str, list[QueueKey]] | Refusal,
-        *,
-        later: bool = False,
+        self, connection: Connection, command: RemotingCommand, request: tuple[str, str, list[QueueKey]] | Refusal
     ) -> RemotingCommand | Coroutine[Any, Any, RemotingCommand]:
-        """``later``: the answer is made in another turn."""
         if isinstance(request, Refusal):
             return refuse(request)
         group, client, queues = request
@@ -123,9 +117,7 @@ class LockHandlers:
             self._forget_old(now)
         if self._table.lock(group, client, queues, now):
             return self._when_recorded(connection, command, request)
-        if later:
-            return self._in_turn(connection, command, request, "")
-        return self._answer(connection, command, request, "")
+        return self._answered(connection, command, request, "")
 
     def unlock(
         self, connection: Connection, command: RemotingCommand
@@ -206,21 +198,22 @@ class LockHandlers:
     async def _when_recorded(
         self, connection: Connection, command: RemotingCommand, request: tuple[str, str, list[QueueKey]]
     ) -> RemotingCommand:
-        problem = await self._recorded()
-        if len(request[2]) > _FEW:
-            return await self._in_turn(connection, command, request, problem)
-        return self._answer(connection, command, request, problem)
+        answer = self._answered(connection, command, request, await self._recorded())
+        return await answer if isinstance(answer, Awaitable) else answer
 
-    async def _in_turn(
-        self,
-        connection: Connection,
-        command: RemotingCommand,
-        request: tuple[str, str, list[QueueKey]],
-        problem: str,
-    ) -> RemotingCommand:
-        async with self._one_long:
-            await asyncio.sleep(0)
+    def _answered(
+        self, connection: Connection, command: RemotingCommand, request: tuple[str, str, list[QueueKey]], problem: str
+    ) -> RemotingCommand | Coroutine[Any, Any, RemotingCommand]:
+        """``_answer``, of many queues in a turn of its own."""
+        if len(request[2]) <= _FEW:
             return self._answer(connection, command, request, problem)
+
+        async def in_turn() -> RemotingCommand:
+            async with self._one_long:
+                await asyncio.sleep(0)
+                return self._answer(connection, command, request, problem)
+
+        return in_turn()
 
     def _recorded(self) -> asyncio.Future[str]:
         """Done with "" when every claim made so far is durable, with the reason when they could not be saved."""
