@@ -274,13 +274,19 @@ class Archive:
     def open(cls, path: str) -> Archive:
         """UsageError where no archive is, or one that a later release has written."""
         folder = Folder(path)
+
+        def known(about: dict[str, Any]) -> Archive:
+            if about["version"] != _FORMAT_VERSION:
+                raise UsageError(
+                    f"{path} is an archive of format {about['version']}, this release knows {_FORMAT_VERSION}"
+                )
+            return cls(folder, about)
+
         try:
-            version = folder.json(_ABOUT, lambda about: about["version"])
-            if version != _FORMAT_VERSION:
-                raise UsageError(f"{path} is an archive of format {version}, this release knows {_FORMAT_VERSION}")
-            return cls(folder, folder.json(_ABOUT))
+            found: Archive = folder.json(_ABOUT, known)
         except FileNotFoundError:
             raise UsageError(f"no archive at {path}: {folder.uri(_ABOUT)} does not exist") from None
+        return found
 
     @classmethod
     def create(cls, path: str, *, format: str, columns: Sequence[str], filtered: bool = False) -> Archive:
