@@ -458,34 +458,22 @@ async def test_those_who_wait_for_one_queue_have_their_turns(
     assert looked[0] == 100
 
 
-async def test_those_who_wait_for_many_queues_have_their_turns(broker: Broker, peer: Peer, looked: list[int]) -> None:
-    """Each turn looked at all that were left: at 200,000 some twenty million times."""
-    await peer.create_topic("T", 25)
-    for number in range(100):
-        await peer.ask(11, pull_header(queue_id=number % 25))
-    while broker.parked_pulls < 100:
-        await asyncio.sleep(0)
-    for queue_id in range(25):
-        store(broker, b"one", b"two", queue_id=queue_id)  # ours gather some turns of them
-    assert await woken(broker, 100) <= 16
-    assert [len(records(await peer.answer())) for _ in range(100)] == [2] * 100
-    assert looked[0] == 100
-
-
-async def test_those_who_wait_for_one_message_of_many_queues_have_their_turns(
-    broker: Broker, peer: Peer, looked: list[int], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("messages", "at_once"), [(2, 32), (1, 3)])
+async def test_those_who_wait_for_many_queues_have_their_turns(
+    messages: int, at_once: int, broker: Broker, peer: Peer, looked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No queue had many of them, and what came together for 40 queues held the loop for half a second."""
-    monkeypatch.setattr("aiorocket.broker.core.long_poll.AT_ONCE", 3)
+    """Of several messages, which ours gather some turns of, each turn looked at all that were left: at 200,000 some
+    twenty million times. What came together for 40 queues with 1,000 pulls each held the loop for half a second."""
+    monkeypatch.setattr("aiorocket.broker.core.long_poll.AT_ONCE", at_once)
     await peer.create_topic("T", 25)
     for number in range(100):
         await peer.ask(11, pull_header(queue_id=number % 25))
     while broker.parked_pulls < 100:
         await asyncio.sleep(0)
     for queue_id in range(25):
-        store(broker, b"one", queue_id=queue_id)
+        store(broker, *[b"news"] * messages, queue_id=queue_id)
     assert await woken(broker, 100) <= 16
-    assert [len(records(await peer.answer())) for _ in range(100)] == [1] * 100
+    assert [len(records(await peer.answer())) for _ in range(100)] == [messages] * 100
     assert looked[0] == 100
 
 
