@@ -47,7 +47,8 @@ class Kept:
 
 class FakeBroker:
     """One broker: ``kept`` is what it was sent, ``ends`` every END_TRANSACTION with its remark, ``told`` the producer
-    groups of every heartbeat. ``on_send`` decides each answer; None is no answer."""
+    groups of every heartbeat, which is not answered when it is ``silent``. ``on_send`` decides each answer; None is no
+    answer."""
 
     def __init__(self, sim: Simulation, number: int) -> None:
         self.name = f"broker-{chr(ord('a') + number)}"
@@ -56,6 +57,7 @@ class FakeBroker:
         self.kept: list[Kept] = []
         self.ends: list[tuple[EndTransactionRequestHeader, str | None]] = []
         self.told: list[HeartbeatData] = []
+        self.silent = False
         self.connections: list[Connection] = []
         self.on_send: Callable[[Kept], RemotingCommand | None] = lambda kept: self.stored()
         self._sim = sim
@@ -100,11 +102,11 @@ class FakeBroker:
         self.kept.append(kept)
         return self.on_send(kept)
 
-    def _heartbeat(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    def _heartbeat(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         self.told.append(decode_body(HeartbeatData, command.body, command.serialize_type))
         if connection not in self.connections:
             self.connections.append(connection)
-        return RemotingCommand.response()
+        return None if self.silent else RemotingCommand.response()
 
     def _end(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         self.ends.append((command.read(EndTransactionRequestHeader), command.remark))

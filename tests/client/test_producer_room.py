@@ -11,7 +11,7 @@ import pytest
 
 from aiorocket.client.sending.producer import Producer
 from aiorocket.config import ProducerConfig
-from aiorocket.errors import SendError, UsageError
+from aiorocket.errors import NotConnectedError, SendError, UsageError
 from tests.client.fake_broker import FakeCluster, kept_by
 from tests.client.test_selectors import run
 
@@ -162,6 +162,22 @@ def test_a_client_that_is_stopped_first_fails_sends_and_cancels_none() -> None:
             await send
         assert not failed.value.may_be_stored
         assert not kept_by(cluster)
+
+    run(scenario, brokers=1)
+
+
+def test_a_client_that_is_stopped_fails_who_waits_for_its_registration() -> None:
+    async def scenario(cluster: FakeCluster, producer: Producer) -> None:
+        (broker,) = cluster.brokers
+        broker.silent = True
+        session = producer.sender.client
+        waiting = [asyncio.ensure_future(session.member_connection(broker.address)) for _ in range(2)]
+        while not broker.told:
+            await asyncio.sleep(0.001)
+        await producer.client.stop()
+        for each in waiting:
+            with pytest.raises(NotConnectedError, match="was stopped"):
+                await each
 
     run(scenario, brokers=1)
 
