@@ -91,10 +91,11 @@ def _every(step: int) -> Callable[[Line], str | None]:
 
 
 async def _shared_out(consumers: list[Consumer]) -> None:
-    """Until each queue has one reader: what both read comes twice, and one sets back the other's offset."""
+    """Until each has its share of the queues, and nobody another's: what two of them read comes twice, and one sets
+    back the other's offset."""
     for _ in range(1000):
-        held = sorted(queue.queue_id for each in consumers for queue in each.held() if queue.topic == TOPIC)
-        if held == list(range(QUEUES)):
+        held = [[queue.queue_id for queue in each.held() if queue.topic == TOPIC] for each in consumers]
+        if all(held) and sorted(number for each in held for number in each) == list(range(QUEUES)):
             return
         await asyncio.sleep(STALLED / 1000)
 

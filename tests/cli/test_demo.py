@@ -7,7 +7,9 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ import aiorocket.cli.demo as demo_module
 from aiorocket.cli.lines import Line
 from aiorocket.cli.positions import Positions
 from aiorocket.client.app import Client
+from aiorocket.model import Queue
 from aiorocket.runtime import loop as event_loop
 
 TEXT = Path(demo_module.__file__).with_name("demo.txt")
@@ -33,6 +36,22 @@ def temporary(out: str) -> Path:
     found = re.search(r"^store: (\S+) \(temporary", out, re.MULTILINE)
     assert found is not None, out
     return Path(found[1])
+
+
+async def test_nothing_is_sent_before_the_queues_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first has all of them while the second has none, and for a moment both have some."""
+    monkeypatch.setattr(demo_module, "STALLED", 0.0)
+    looks = iter([([0, 1, 2, 3], []), ([0, 1, 2, 3], [2, 3]), ([0, 1], [2, 3])])
+    shares: dict[int, list[int]] = {}
+
+    def held(number: int) -> list[Queue]:
+        if not number:
+            shares.update(enumerate(next(looks)))
+        return [Queue(demo_module.TOPIC, "broker-a", each) for each in shares[number]]
+
+    consumers: Any = [SimpleNamespace(held=partial(held, number)) for number in range(2)]
+    await demo_module._shared_out(consumers)
+    assert next(looks, None) is None
 
 
 def test_its_own_text_goes_all_the_way_and_the_counts_are_known_before(aiorocket: Any) -> None:
