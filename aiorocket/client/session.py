@@ -240,8 +240,7 @@ class Session:
     async def connection(self, address: str, timeout: float | None = None) -> Connection:
         """The connection to ``address``, made if need be within ``timeout`` seconds. NotConnectedError."""
         need_loop(self.loop, self._lifecycle.what)
-        connection = self.remoting.live(address)
-        if connection is not None:
+        if (connection := self.remoting.live(address)) is not None:
             return connection
         limit = self.config.remoting.connect_timeout
         try:
@@ -253,6 +252,11 @@ class Session:
         if self.producers or self.consumers:
             self._heartbeat_due.set()
         return connection
+
+    def live(self, address: str) -> Connection | None:
+        """The open connection to ``address``, or None."""
+        need_loop(self.loop, self._lifecycle.what)
+        return self.remoting.live(address)
 
     async def member_connection(self, address: str, timeout: float | None = None) -> Connection:
         """A connection over which the broker knows our groups: a pull before that is answered with 24."""
@@ -317,8 +321,7 @@ class Session:
         return None
 
     async def _register(self, connection: Connection) -> None:
-        """One heartbeat at a time per connection; whoever comes meanwhile waits for it and asks for another if it is
-        old."""
+        """One heartbeat at a time per connection: who comes meanwhile waits, and asks for another if it is old."""
         running = self._heartbeats.get(connection)
         # One that is done is still there until its callback has run: to await it again would never let that happen.
         while running is not None and not running.done():

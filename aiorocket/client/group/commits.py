@@ -14,6 +14,7 @@ from aiorocket.client.group.held_queue import HeldQueue
 from aiorocket.client.group.member import Member
 from aiorocket.errors import NotConnectedError, RemoteError, RocketError
 from aiorocket.model import Queue
+from aiorocket.remoting.connection import Connection
 from aiorocket_protocol import (
     EXT_EPOCH,
     ProtocolError,
@@ -150,18 +151,21 @@ class RemoteOffsets:
         by_address: defaultdict[str | None, list[tuple[Queue, int]]] = defaultdict(list)
         for queue, offset in due:
             by_address[self._member.master_address(queue)].append((queue, offset))
-        await asyncio.gather(*(self._send_to(address, part, failures) for address, part in by_address.items()))
+        ends = []
+        for address, part in by_address.items():
+            # In this very step where it can be: by the next a pull may have committed more, and this would set it back.
+            connection = None if address is None else self._member.session.live(address)
+            answers = None if connection is None else self._ask(connection, part, failures)
+            ends.append(self._settle(address, part, answers, failures))
+        await asyncio.gather(*ends)
         return failures
 
-    async def _send_to(
-        self, address: str | None, due: list[tuple[Queue, int]], failures: dict[Queue, Exception]
-    ) -> None:
+    def _ask(
+        self, connection: Connection, due: list[tuple[Queue, int]], failures: dict[Queue, Exception]
+    ) -> asyncio.Future[list[RemotingCommand | BaseException]]:
         session, group, leases = self._member.session, self._member.wire_group, self._member.leases
         waiting: list[asyncio.Future[RemotingCommand]] = []
         try:
-            if address is None:
-                raise NotConnectedError(f"no route to broker {due[0][0].broker_name!r}")
-            connection = await session.connection(address)
             for queue, offset in due:
                 header = UpdateConsumerOffsetRequestHeader(group, queue.topic, queue.queue_id, offset)
                 epoch = leases.epoch(queue) if leases is not None else None
@@ -170,8 +174,25 @@ class RemoteOffsets:
                 waiting.append(connection.request(command, session.config.remoting.request_timeout))
         except (RocketError, ProtocolError) as error:
             failures.update((queue, error) for queue, _ in due[len(waiting) :])
-        answers = await asyncio.gather(*waiting, return_exceptions=True)
-        for (queue, offset), answer in zip(due, answers, strict=False):
+        return asyncio.gather(*waiting, return_exceptions=True)
+
+    async def _settle(
+        self,
+        address: str | None,
+        due: list[tuple[Queue, int]],
+        answers: asyncio.Future[list[RemotingCommand | BaseException]] | None,
+        failures: dict[Queue, Exception],
+    ) -> None:
+        if answers is None:
+            try:
+                if address is None:
+                    raise NotConnectedError(f"no route to broker {due[0][0].broker_name!r}")
+                connection = await self._member.session.connection(address)
+            except (RocketError, ProtocolError) as error:
+                failures.update((queue, error) for queue, _ in due)
+                return
+            answers = self._ask(connection, due, failures)
+        for (queue, offset), answer in zip(due, await answers, strict=False):
             if isinstance(answer, BaseException):
                 failures[queue] = answer if isinstance(answer, Exception) else ConnectionError("cancelled")
             elif answer.code == _REFUSED and (answer.remark or "").startswith(_STALE):
