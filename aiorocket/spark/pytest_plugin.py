@@ -9,9 +9,10 @@ well, and no generated code. Use ``broker_thread()`` of ``aiorocket.testing`` as
 from __future__ import annotations
 
 import gc
+import logging
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,16 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
     the JVM unread, and pytest keeps the frames: the next test would read it as the answer to its own first call."""
     if call.excinfo is not None and not isinstance(call.excinfo.value, (Exception, pytest.skip.Exception)):
         forget_answer()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before pytest's own, which adds the handlers
+def pytest_runtest_teardown() -> Generator[None, None, None]:
+    """After a refused query pyspark's loggers of those propagate to nobody. To such loggers pytest adds the handler of
+    ``caplog``, and pyspark's give it their own formatter: JSON in ``caplog.text`` of every later test."""
+    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        if name in logging.root.manager.loggerDict:
+            logging.getLogger(name).propagate = True
+    yield
 
 
 def forget_answer() -> None:

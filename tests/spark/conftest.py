@@ -13,6 +13,7 @@ import pytest
 
 from aiorocket.spark import bridge
 from aiorocket.spark.pytest_plugin import pytest_runtest_makereport as pytest_runtest_makereport
+from aiorocket.spark.pytest_plugin import pytest_runtest_teardown as pytest_runtest_teardown
 from aiorocket.spark.pytest_plugin import spark_for_tests
 from aiorocket.testing import broker_thread
 

