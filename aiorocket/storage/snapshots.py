@@ -70,9 +70,10 @@ class Snapshot:
 
     def _write(self, text: bytes) -> None:
         generation = self._generation + 1
-        covered = b"%d\n%s" % (generation, text)
-        head = b"%s %d %08x " % (_MAGIC, _VERSION, zlib.crc32(covered))
-        self._disk.replace(f"{self.path}.{'ab'[generation & 1]}", head + covered)
+        number = b"%d\n" % generation
+        checksum = zlib.crc32(text, zlib.crc32(number))  # of both, without a copy: a text may be many MB
+        whole = b"%s %d %08x %s%s" % (_MAGIC, _VERSION, checksum, number, text)
+        self._disk.replace(f"{self.path}.{'ab'[generation & 1]}", whole)
         self._generation = generation
 
 
