@@ -23,12 +23,12 @@ from aiorocket_protocol import (
     decode_body,
 )
 
-__all__ = ("RouteTable",)
+__all__ = ("STOPPED", "RouteTable")
 
 log = logging.getLogger("aiorocket.client")
 
 #: Of what is asked of a client that ends meanwhile.
-_STOPPED = "this client was stopped"
+STOPPED = "this client was stopped"
 
 _SUCCESS = int(ResponseCode.SUCCESS)
 _NO_ROUTE = int(ResponseCode.TOPIC_NOT_EXIST)
@@ -94,7 +94,7 @@ class RouteTable:
         asking = self.refresh_soon(topic)
         await asyncio.wait([asking])
         # Who waits for what a stop cancelled was not cancelled itself.
-        result = NotConnectedError(_STOPPED) if asking.cancelled() else asking.result()
+        result = NotConnectedError(STOPPED) if asking.cancelled() else asking.result()
         if isinstance(result, Exception):
             raise result
         return result
@@ -105,7 +105,7 @@ class RouteTable:
         if task is None:
             if self._scope.closed:
                 ended: asyncio.Future[TopicRoute | Exception] = asyncio.get_running_loop().create_future()
-                ended.set_result(NotConnectedError(_STOPPED))
+                ended.set_result(NotConnectedError(STOPPED))
                 return ended
             # A task of its own, so that the first caller's cancellation is not everybody's. It returns its error,
             # because a task nobody waits for any more must not be reported as crashed.

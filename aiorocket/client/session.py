@@ -20,7 +20,7 @@ from aiorocket.client.core.retry import remote_error, unreached
 from aiorocket.client.core.routes import TopicRoute, parse_nameservers
 from aiorocket.client.leaving import unregister
 from aiorocket.client.outage_log import OutageLog
-from aiorocket.client.route_table import RouteTable
+from aiorocket.client.route_table import STOPPED, RouteTable
 from aiorocket.config import ClientConfig
 from aiorocket.errors import NotConnectedError, RequestTimeoutError, RocketError, UsageError
 from aiorocket.remoting.client import RemotingClient
@@ -330,11 +330,11 @@ class Session:
                 return
             running = self._heartbeats.get(connection)
         if self._scope.closed:
-            raise NotConnectedError("this client was stopped")
+            raise NotConnectedError(STOPPED)
         task = self._heartbeats[connection] = self._scope.start(self._send_heartbeat(connection), name="heartbeat-now")
         task.add_done_callback(partial(self._heartbeat_ended, connection))
         await asyncio.wait([task])
-        error = NotConnectedError("this client was stopped") if task.cancelled() else task.result()
+        error = NotConnectedError(STOPPED) if task.cancelled() else task.result()
         if error is not None:
             raise error
 
