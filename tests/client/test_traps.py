@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from aiorocket import (
+    BadNameError,
     Client,
     ClientConfig,
     Consumer,
@@ -129,6 +130,14 @@ async def test_a_consumer_that_would_take_nothing(mq: Embedded, caplog: pytest.L
             assert await etl.fetch(timeout=0) == []
     warnings = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
     assert warnings == ["consumer 'silent' has no listener and no subscription: it takes nothing before one"]
+
+
+async def test_a_group_whose_retry_topic_is_too_long() -> None:
+    client = Client(config=ClientConfig(namespace="ns"))
+    for make in (client.consumer, client.pull_consumer):
+        with pytest.raises(BadNameError, match=r"^group 'ns%g{118}': 121 characters, .* has 120 at most: %RETRY%group"):
+            make("g" * 118)
+        make("g" * 117)
 
 
 def test_the_variable_of_the_command_line_counts_here_too(monkeypatch: pytest.MonkeyPatch) -> None:

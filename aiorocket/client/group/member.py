@@ -14,11 +14,11 @@ from aiorocket.client.group.leases import Leases
 from aiorocket.client.session import Session
 from aiorocket.client.state import Counters
 from aiorocket.config import ConsumerConfig, MissingTopics, PullConsumerConfig
-from aiorocket.errors import NotConnectedError
-from aiorocket.model import Queue, check_group, check_topic
+from aiorocket.errors import BadNameError, NotConnectedError
+from aiorocket.model import Queue, check_group
 from aiorocket.runtime.own_loop import need_loop
 from aiorocket.runtime.tasks import TaskScope
-from aiorocket_protocol import BROADCASTING, ConsumerData, SubscriptionData, retry_topic
+from aiorocket_protocol import BROADCASTING, MAX_TOPIC, RETRY_PREFIX, ConsumerData, SubscriptionData, retry_topic
 
 __all__ = ("Member",)
 
@@ -43,7 +43,12 @@ class Member:
         self.namespace = session.config.namespace
         self.group = check_group(group)
         self.wire_group = check_group(wrap(self.namespace, group))
-        self.retry_topic = check_topic(retry_topic(self.wire_group))
+        self.retry_topic = retry_topic(self.wire_group)
+        if len(self.retry_topic) > MAX_TOPIC:
+            raise BadNameError(
+                f"group {self.wire_group!r}: {len(self.wire_group)} characters, with the namespace if there is one. A "
+                f"group that consumes has {MAX_TOPIC - len(RETRY_PREFIX)} at most: {RETRY_PREFIX}group is a topic"
+            )
         #: Every member has all queues.
         self.broadcasting = message_model == BROADCASTING
         self.lifecycle = Lifecycle(f"{kind} {group!r}")
