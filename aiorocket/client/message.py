@@ -12,6 +12,7 @@ from aiorocket.client.core.namespace import unwrap
 from aiorocket.client.core.process_queue import ProcessQueue
 from aiorocket.client.core.typed_body import CONTENT_TYPE
 from aiorocket.client.exits import DeadLetter, Retry, Skip
+from aiorocket.errors import UsageError
 from aiorocket.model import Queue
 from aiorocket_protocol import (
     PROPERTY_CONSUME_START_TIME,
@@ -21,7 +22,7 @@ from aiorocket_protocol import (
     RecordView,
 )
 
-__all__ = ("Message", "Settler", "Source", "exit_level")
+__all__ = ("Message", "Origin", "Settler", "Source", "exit_level")
 
 _SHARDING_KEY = PROPERTY_SHARDING_KEY.encode()
 _CONTENT_TYPE = CONTENT_TYPE.encode()
@@ -78,6 +79,40 @@ class Source(Protocol):
     def settler(self) -> Settler: ...
 
 
+class Origin:
+    """Where a message comes from that nobody here has assigned a queue for: it was pushed or popped, or is a copy.
+    Nothing of it can be settled."""
+
+    __slots__ = ("group", "last_consume", "namespace", "queue", "shown")
+
+    min_offset = max_offset = None
+
+    def __init__(self, namespace: str, queue: Queue, group: str = "") -> None:
+        self.namespace = namespace
+        self.group = group
+        self.queue = queue
+        self.shown = queue._replace(topic=unwrap(namespace, queue.topic))
+        self.last_consume: float | None = None
+
+    @property
+    def settler(self) -> Origin:
+        return self
+
+    def wall_ms(self, then: float) -> int:
+        raise UsageError("no delivery begins with a pushed message or a copy: it has no start of its own")
+
+    async def send_back(
+        self, message: Message, delay_level: int, max_attempts: int | None = None, error: BaseException | None = None
+    ) -> bool:
+        raise UsageError(
+            "a half message to check, a reply and a copy are not consumed: there is nothing to settle. Of a copy, "
+            "settle the message that was received"
+        )
+
+    def count_skipped(self) -> None:
+        """Nothing is counted."""
+
+
 def exit_level(error: BaseException) -> int:
     """The delay level of a send-back for what ended a listener: 0 leaves it to the broker, -1 is the dead letters."""
     if isinstance(error, DeadLetter):
@@ -95,6 +130,9 @@ class Message(RecordView):
     Of a listener's messages nothing needs to be settled: returning is success, an exception is a retry. Messages of
     ``Consumer.messages()`` are settled by ``process()``, ``ack()``, ``retry()`` or ``dead_letter()``; until then the
     group's offset does not pass them.
+
+    A copy, by ``pickle`` (for a pool of processes) or ``copy``, has all that was received and nothing to settle: that
+    stays with the message itself, and with the process that received it.
     """
 
     # `_process_queue` is None once the message is finished; `_begun` is set when a listener is called with it, `_local`
@@ -180,6 +218,15 @@ class Message(RecordView):
             properties[PROPERTY_CONSUME_START_TIME] = str(self._source.wall_ms(begun))
         return properties
 
+    def __reduce__(self) -> tuple[object, ...]:
+        properties, topic = dict(self.properties), self._wire_topic
+        if topic != super().topic:
+            properties[PROPERTY_RETRY_TOPIC] = topic  # of what was popped, the record may not tell it
+        source, record = self._source, self.buffer[self.start : self.end]
+        return _copy, (
+            record, self._body, properties, self._local_attempts, source.namespace, source.queue, source.group
+        )  # fmt: skip
+
     def _forget_changes(self) -> None:
         """Be what was sent again, whatever middleware has made of it."""
         self._body = self._properties = None
@@ -226,6 +273,16 @@ class Message(RecordView):
         one bad message does not end a loop. Retry, DeadLetter and Skip work as in a listener. Being cancelled settles
         nothing."""
         return Processing(self, retry_delay)
+
+
+def _copy(
+    record: bytes, body: bytes | None, properties: dict[str, str], attempts: int, namespace: str, queue: Queue,
+    group: str,
+) -> Message:  # fmt: skip
+    message = Message(record, 0, len(record))
+    message._body, message._properties, message._local = body, properties, attempts
+    message._process_queue, message._source = None, Origin(namespace, queue, group)
+    return message
 
 
 class Processing:

@@ -3,10 +3,8 @@ wish. Nobody settles them."""
 
 from __future__ import annotations
 
-from aiorocket.client.core.namespace import unwrap
-from aiorocket.client.message import Message
+from aiorocket.client.message import Message, Origin
 from aiorocket.client.route_table import RouteTable
-from aiorocket.errors import UsageError
 from aiorocket.model import Queue
 from aiorocket.remoting.connection import Connection
 from aiorocket_protocol import (
@@ -19,39 +17,9 @@ from aiorocket_protocol import (
     split_records,
 )
 
-__all__ = ("Origin", "broker_of", "from_record", "from_reply")
+__all__ = ("broker_of", "from_record", "from_reply")
 
 _NO_HOST = bytes(8)
-
-
-class Origin:
-    """Where a pushed message comes from: a queue that nobody here has assigned. Nothing of it can be settled."""
-
-    __slots__ = ("group", "last_consume", "namespace", "queue", "shown")
-
-    min_offset = max_offset = None
-
-    def __init__(self, namespace: str, queue: Queue, group: str = "") -> None:
-        self.namespace = namespace
-        self.group = group
-        self.queue = queue
-        self.shown = queue._replace(topic=unwrap(namespace, queue.topic))
-        self.last_consume: float | None = None
-
-    @property
-    def settler(self) -> Origin:
-        return self
-
-    def wall_ms(self, then: float) -> int:
-        raise UsageError("a pushed message has no start of its own: no delivery begins with it")
-
-    async def send_back(
-        self, message: Message, delay_level: int, max_attempts: int | None = None, error: BaseException | None = None
-    ) -> bool:
-        raise UsageError("a half message to check and a reply are not consumed: there is nothing to settle")
-
-    def count_skipped(self) -> None:
-        """Nothing is counted."""
 
 
 def from_record(

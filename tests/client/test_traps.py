@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
+import pickle
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from typing import Any
@@ -130,6 +132,33 @@ async def test_a_consumer_that_would_take_nothing(mq: Embedded, caplog: pytest.L
             assert await etl.fetch(timeout=0) == []
     warnings = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
     assert warnings == ["consumer 'silent' has no listener and no subscription: it takes nothing before one"]
+
+
+@pytest.mark.parametrize("copied", [lambda each: pickle.loads(pickle.dumps(each)), copy.deepcopy, copy.copy])
+async def test_a_copy_of_a_message(mq: Embedded, copied: Any) -> None:
+    """For a pool of processes, where what a message came with has no meaning."""
+    await mq.create_topic("orders", queues=1)
+    async with mq.producer("shop") as producer, mq.consumer("g") as consumer:
+        await consumer.subscribe("orders")
+        await producer.send("orders", b"x" * 5000, tag="a", keys=["k"], properties={"tenant": "t"})
+        message = await anext(consumer.messages())
+        message.body = b"unpacked"
+        twin = copied(message)
+        names = ("body", "topic", "queue", "offset", "tag", "keys", "properties", "msg_id", "attempt", "group")
+        assert [getattr(twin, name) for name in names] == [getattr(message, name) for name in names]
+        assert twin.settled and not await twin.ack() and not message.settled
+        with pytest.raises(UsageError, match="Of a copy, settle the message that was received"):
+            await twin.retry()
+        assert await message.retry(delay_level=1)
+        again = await anext(consumer.messages())
+        assert (copied(again).topic, copied(again).attempt) == ("orders", 2)
+        assert copied(again).queue.topic == again.queue.topic == "%RETRY%g"
+        await again.ack()
+    async with mq.simple_consumer("popping") as popping:
+        await popping.subscribe("orders")
+        (popped,) = await popping.receive(1)
+        assert (copied(popped).topic, copied(popped).queue) == (popped.topic, popped.queue)
+        await popped.ack()
 
 
 async def test_a_group_whose_retry_topic_is_too_long() -> None:

@@ -9,8 +9,7 @@ from typing import Protocol
 
 from aiorocket.client.core.delays import seconds_of
 from aiorocket.client.exits import DeadLetter, Retry, Skip
-from aiorocket.client.message import Message
-from aiorocket.client.pushed import Origin
+from aiorocket.client.message import Message, Origin
 from aiorocket.errors import RocketError
 from aiorocket.model import Queue
 from aiorocket_protocol import PopHandle

@@ -15,14 +15,14 @@ from typing import Any
 from aiorocket.client.core.namespace import unwrap
 from aiorocket.client.exits import DeadLetter, Retry, Skip, failure_of
 from aiorocket.client.group.member import Member
-from aiorocket.client.message import Message
+from aiorocket.client.message import Message, Origin
 from aiorocket.client.middleware import Middleware, consuming
 from aiorocket.client.push.batch_listener import BatchCall
 from aiorocket.client.push.calls import Call, SingleCall, StatusCall
 from aiorocket.client.push.hooks import ConsumeReturnType
 from aiorocket.client.push.router import Listener
 from aiorocket.client.push.status import ConsumeOrderlyContext, ConsumeOrderlyStatus
-from aiorocket.client.pushed import Origin, from_record
+from aiorocket.client.pushed import from_record
 from aiorocket.errors import UsageError
 
 __all__ = ("Inspected", "consume_directly", "find_listener")
