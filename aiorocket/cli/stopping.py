@@ -13,12 +13,16 @@ __all__ = ("stop_signals", "until_stopped")
 T = TypeVar("T")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+#: Seconds in which more signals are the same wish: ``timeout`` and shells signal the process, and its group with it.
+_ONE_WISH = 0.5
 
 
 @contextmanager
 def stop_signals(action: Callable[[], object]) -> Iterator[None]:
-    """Call ``action`` in the loop on the first Ctrl-C or SIGTERM. A second one ends the process the hard way."""
+    """Call ``action`` in the loop on the first Ctrl-C or SIGTERM. A second one, half a second later or more, ends the
+    process the hard way."""
     running = asyncio.get_running_loop()
+    asked: asyncio.TimerHandle | None = None
 
     def restore() -> None:
         for number in _SIGNALS:
@@ -28,8 +32,10 @@ def stop_signals(action: Callable[[], object]) -> Iterator[None]:
                 signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
 
     def first() -> None:
-        restore()
-        action()
+        nonlocal asked
+        if asked is None:
+            asked = running.call_later(_ONE_WISH, restore)
+            action()
 
     for number in _SIGNALS:
         try:
@@ -39,6 +45,8 @@ def stop_signals(action: Callable[[], object]) -> Iterator[None]:
     try:
         yield
     finally:
+        if asked is not None:
+            asked.cancel()
         restore()
 
 

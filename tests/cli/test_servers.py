@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import logging
@@ -24,6 +25,7 @@ from aiorocket.cli.server_options import SETTINGS
 from aiorocket.cli.serving import LOG_JSON, LOG_LEVEL, _log_handler, spare_the_collector
 from aiorocket.cli.several import _given
 from aiorocket.cli.standalone import standalone
+from aiorocket.cli.stopping import stop_signals
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
 
@@ -51,6 +53,27 @@ def test_a_broker_registers_and_stops_cleanly(
     assert sent.code == 0, sent
     assert stop(broker, number) == (0, "", "")
     assert stop(names, number) == (0, "", "")
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+async def test_signals_at_once_are_one_wish(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+    """`timeout` signals the process and then its group: the second one broke off the end that the first had begun."""
+    before, wishes = signal.getsignal(number), asyncio.Queue[None]()
+    hard = (signal.SIG_DFL, signal.default_int_handler)
+    with stop_signals(lambda: wishes.put_nowait(None)):
+        signal.raise_signal(number)
+        await wishes.get()
+        assert signal.getsignal(number) not in hard
+        signal.raise_signal(number)
+        await asyncio.sleep(0)
+        assert wishes.empty()
+    monkeypatch.setattr("aiorocket.cli.stopping._ONE_WISH", 0)
+    with stop_signals(lambda: wishes.put_nowait(None)):
+        signal.raise_signal(number)
+        await wishes.get()
+        while signal.getsignal(number) not in hard:
+            await asyncio.sleep(0)
+    signal.signal(number, before)
 
 
 def test_standalone_keeps_what_it_acknowledged(
