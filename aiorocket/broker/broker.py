@@ -144,9 +144,9 @@ class Broker:
             # The store first: whoever reaches the port is served at once.
             await self.server.start(config.host, config.port)
             await self._listen_vip(config.port - 2)
-        started.callback(parts.pulls.close)  # answers them, so that the server need not wait
-        started.callback(parts.pops.close)
-        started.callback(parts.rates.close)
+        for waiting in (parts.pulls, parts.pops, parts.rates):
+            started.push_async_callback(waiting.close)  # answers them, so that the server need not wait
+        started.callback(self.server.stop_reading)
         parts.delivery.start()
         await parts.timers.start()
         self._tasks.start(state.keep_saving(config.offset_flush_interval), name="state")

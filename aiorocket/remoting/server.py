@@ -214,18 +214,23 @@ class RemotingServer:
         for server in self._listening:
             server.close()
 
+    def stop_reading(self) -> None:
+        """Let nobody in any more and begin no more requests: for good, until ``close`` ends the rest."""
+        self.stop_listening()
+        for doors in self._all_doors:
+            doors.close()
+        for connection in self.connections:
+            connection.stop_reading()
+
     async def close(self, grace: float = 0.5) -> None:
         """Stop listening and reading; requests in flight have ``grace`` seconds to be answered, then everything ends.
 
-        Whoever parks requests (long polls) should answer them before, else they use the grace up.
+        Whoever parks requests (long polls) should answer them between ``stop_reading`` and this, else they use the
+        grace up.
         """
-        self.stop_listening()
+        self.stop_reading()
         listening, self._listening = self._listening, []
-        for doors in self._all_doors:
-            doors.close()
         open_connections = self.connections
-        for connection in open_connections:
-            connection.stop_reading()
         try:
             async with asyncio.timeout(grace):
                 for connection in open_connections:

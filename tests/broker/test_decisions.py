@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from math import inf
 from typing import Any
 
 import pytest
@@ -364,7 +365,7 @@ def test_a_closed_connection_takes_its_pulls_along() -> None:
         polls.park(pull(connection=connection), 15, 0)
     polls.park(pull(("U", 0), connection=2), 15, 0)
     assert polls.lost(1) == 2 and polls.lost(1) == 0
-    assert polls.count == 2 and len(polls.withdraw_all()) == 2 and polls.count == 0
+    assert polls.count == 2 and len(polls.expire(inf)) == 2 and polls.count == 0
     assert polls.expire(100) == []
 
 

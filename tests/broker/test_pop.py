@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -371,9 +372,9 @@ async def test_a_look_that_ends_in_its_midst_is_answered_once(
     elif end == "group":
         assert (await other.call(207, DeleteSubscriptionGroupRequestHeader("g", clean_offset=True))).code == 0
     elif end == "closed":
-        pops.close()
+        await pops.close()
     elif end == "expired" and parked:
-        pops._end(pops.polls.withdraw_all())
+        pops._end(pops.polls.expire(inf))
     elif end == "lost":
         await peer.close()
     while len(pops._rounds):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from aiorocket.broker import Broker
-from aiorocket.broker.core import sql92
+from aiorocket.broker.core import long_poll, sql92
 from aiorocket.broker.core.group_configs import GroupConfig, GroupConfigs
 from aiorocket.broker.core.groups import Subscription
 from aiorocket.broker.core.locks import LockTable, QueueKey
@@ -26,7 +26,7 @@ from aiorocket.broker.lags import lags
 from aiorocket.broker.parts import _ENDED_AS_ONE
 from aiorocket.broker.pop_looks import _A_QUEUE, A_SLICE, POP_WORK, PopLooks
 from aiorocket.broker.state import BrokerState, LargeTable
-from aiorocket.config import BrokerConfig, NameServerConfig
+from aiorocket.config import BrokerConfig, NameServerConfig, RateLimits
 from aiorocket.nameserver import NameServer
 from aiorocket.remoting.server import _ENDED_AT_ONCE
 from aiorocket.runtime.env import memory_env
@@ -557,6 +557,38 @@ async def test_topics_become_ordered_in_turns() -> None:
     making = table.make_orderly([f"t{number}" for number in range(3_000)])
     assert len(list(making)) >= 5
     assert table.get("t1999").order and not whole(table.make_orderly(["t1", "unknown"]))
+
+
+@pytest.mark.parametrize("what", ["pulls", "pops", "held"])
+async def test_a_stop_answers_all_that_wait_some_in_a_turn(what: str) -> None:
+    """200,000 pulls held the loop for 2.4 s."""
+    rates = RateLimits(group_messages=1 if what == "held" else 0)
+    async with running(rates=rates) as server:
+        parts, peer = server.parts, await Peer.connect(server.port)
+        await peer.create_topic("T", 10)
+        assert parts is not None
+        if what == "held":
+            parts.rates._messages.spend("g", 10_000, asyncio.get_running_loop().time())
+        (connection,) = server.server.connections
+        polls = {"pulls": parts.pulls.polls, "pops": parts.pops.polls, "held": parts.rates.held}[what]
+        for number in range(2_500):
+            if what == "pops":
+                header = pop_header(consumer_group=f"g{number % 10}", poll_time=60_000)
+                peer.writer.write(RemotingCommand.request(200050, header))
+            else:
+                peer.writer.write(RemotingCommand.request(11, pull_header("T", number % 10)))
+        async with asyncio.timeout(60):
+            while polls.count < 2_500:
+                await asyncio.sleep(0)
+        stop, waiting = asyncio.ensure_future(server.close()), [2_500]
+        while not stop.done():
+            await asyncio.sleep(0)
+            waiting.append(connection.in_flight)
+        answered = [before - after for before, after in itertools.pairwise(waiting)]
+        assert sum(answered) == 2_500 and max(answered) <= long_poll.A_TURN
+        codes = {(await peer.answer()).code for _ in range(2_500)}
+        assert codes == {{"pulls": 19, "pops": 210, "held": 20}[what]}
+        await peer.close()
 
 
 LONG = " OR ".join(f"a{number} = 'x'" for number in range(200))

@@ -183,7 +183,7 @@ class LongPolls:
 
     def expire(self, now: float) -> list[ParkedPull]:
         """The pulls whose hold is over; they are no longer parked. Of very many it is some, and ``next_deadline`` is
-        over still: holds of all lengths may end together, as whoever asked for them meant."""
+        over still: holds of all lengths may end together, as whoever asked for them meant. At ``inf`` all are."""
         over: list[ParkedPull] = []
         for held in self._by_hold.values():
             while held and len(over) < A_TURN:
@@ -211,12 +211,6 @@ class LongPolls:
         for pull in gone:
             self._remove(pull)
         return len(gone)
-
-    def withdraw_all(self) -> list[ParkedPull]:
-        every = [pull for held in self._by_hold.values() for pull in held.values()]
-        for pull in every:
-            self._remove(pull)
-        return every
 
     def _remove(self, pull: ParkedPull) -> None:
         seq = pull.seq

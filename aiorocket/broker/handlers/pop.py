@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Generator
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from aiorocket.broker.answers import refuse, tell_gone, unknown_topic
@@ -287,11 +288,14 @@ class PopHandlers:
         elif self.polls.is_parked(pull):  # who looks for it tells
             self.polls.answered(pull)
 
-    def close(self) -> None:
-        """Answer all that wait with "nothing": the server is about to close and waits for answers."""
+    async def close(self) -> None:
+        """Answer all that wait with "nothing", some in each turn: the server reads no more, and is about to close and
+        waits for answers."""
         self._driver.close()
-        self._end(self.polls.withdraw_all())
         self._looks.closed = True
+        while pulls := self.polls.expire(inf):
+            self._end(pulls)
+            await asyncio.sleep(0)
         self._rounds.finish()
 
     def _expired(self, now: float) -> None:

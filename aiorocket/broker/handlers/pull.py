@@ -11,6 +11,7 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING
 
 from aiorocket.broker.answers import refuse, tell_gone
@@ -290,11 +291,14 @@ class PullHandlers:
             for pull in self.polls.waiting((topic, queue_id))
         )
 
-    def close(self) -> None:
-        """Answer every parked pull with "nothing": the server is about to close and waits for answers."""
+    async def close(self) -> None:
+        """Answer every parked pull with "nothing", some in each turn: the server reads no more, and is about to close
+        and waits for answers."""
         self._driver.close()
-        self._resume([*self._ending, *self.polls.withdraw_all()], last=True)
-        self._ending.clear()
+        ending = self._ending
+        while pulls := [ending.popleft() for _ in range(min(A_TURN, len(ending)))] or self.polls.expire(inf):
+            self._resume(pulls, last=True)
+            await asyncio.sleep(0)
 
     def _expired(self, now: float) -> None:
         if not self._ending:

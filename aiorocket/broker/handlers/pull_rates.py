@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Awaitable
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from aiorocket.broker.answers import refuse
@@ -126,13 +127,16 @@ class PullRates:
         """A connection ended."""
         return self.held.lost(connection)
 
-    def close(self) -> None:
-        """Answer all that wait with "nothing": the server is about to close and waits for answers."""
+    async def close(self) -> None:
+        """Answer all that wait with "nothing", some in each turn: the server reads no more, and is about to close and
+        waits for answers."""
         self._driver.close()
         for look in self._looks.values():
             look.cancel()
         self._looks.clear()
-        self._end(self.held.withdraw_all())
+        while pulls := self.held.expire(inf):
+            self._end(pulls)
+            await asyncio.sleep(0)
 
     def _get(
         self,
