@@ -10,7 +10,8 @@ import asyncio
 from aiorocket.access.audit import Audit
 from aiorocket.access.core.accounts import Accounts
 from aiorocket.access.core.judge import Verdict, judge
-from aiorocket.access.core.requests import is_administration
+from aiorocket.access.core.requests import RecordAt, is_administration
+from aiorocket.errors import StoreError
 from aiorocket.remoting.address import host_of
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.processors import ProcessorTable, error_response
@@ -26,14 +27,15 @@ _NAMES = {code.value: code.name for code in RequestCode}
 
 class GuardedProcessors(ProcessorTable):
     """As ``ProcessorTable``; what ``accounts`` do not allow is answered NO_PERMISSION, with the reason, and noted in
-    the audit log, as is all administration."""
+    the audit log, as is all administration. ``record_at`` is the message at a place in the server's log."""
 
-    __slots__ = ("_accounts", "_audit", "_cluster")
+    __slots__ = ("_accounts", "_audit", "_cluster", "_record_at")
 
-    def __init__(self, accounts: Accounts, *, cluster: str, server: str) -> None:
+    def __init__(self, accounts: Accounts, *, cluster: str, server: str, record_at: RecordAt) -> None:
         super().__init__()
         self._accounts = accounts
         self._cluster = cluster
+        self._record_at = record_at
         self._audit = Audit(server)
 
     def dispatch(self, connection: Connection, request: RemotingCommand) -> None:
@@ -41,8 +43,8 @@ class GuardedProcessors(ProcessorTable):
         if self.is_too_large(connection, request):  # before it is looked at
             return
         try:
-            verdict = judge(self._accounts, request, host_of(connection.peer), self._cluster)
-        except ProtocolError as error:
+            verdict = judge(self._accounts, request, host_of(connection.peer), self._cluster, self._record_at)
+        except (ProtocolError, StoreError, OSError) as error:  # the last two by the log
             verdict = Verdict("", f"it cannot be read: {error}")
             self._note(connection, request, verdict)
             connection.reply(request, error_response(error))

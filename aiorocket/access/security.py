@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from aiorocket.access.admin_door import AdminDoor, HasAdminDoor
 from aiorocket.access.core.accounts import Accounts
 from aiorocket.access.core.judge import may_send
+from aiorocket.access.core.requests import RecordAt
 from aiorocket.access.file import read_access_file
 from aiorocket.access.guard import USER, GuardedProcessors
 from aiorocket.config import ServerTlsConfig, TlsConfig
@@ -98,11 +99,12 @@ class Security:
         """What is to be kept of it, by the name of its state file."""
         return {"access": self.accounts} if self.accounts is not None else {}
 
-    def processors(self, *, cluster: str, server: str) -> ProcessorTable:
-        """A table for the server of this name, guarded when there are accounts."""
+    def processors(self, *, cluster: str, server: str, record_at: RecordAt = lambda place: None) -> ProcessorTable:
+        """A table for the server of this name, guarded when there are accounts. ``record_at`` is the message at a place
+        in its log, if it has one."""
         if self.accounts is None:
             return ProcessorTable()
-        return GuardedProcessors(self.accounts, cluster=cluster, server=server)
+        return GuardedProcessors(self.accounts, cluster=cluster, server=server, record_at=record_at)
 
     def may_send(self, connection: Connection, topic: str) -> bool:
         """Whether who heartbeats on ``connection`` may send to ``topic``; without accounts everybody may."""

@@ -65,7 +65,7 @@ class Broker:
         self.address = ""
         #: Its listening side; ``aiorocket.testing`` puts faults between it and the handlers.
         self._security = security = Security(env, config, accounts, config)
-        processors = security.processors(cluster=config.cluster, server=config.name)
+        processors = security.processors(cluster=config.cluster, server=config.name, record_at=self._record_at)
         self.server = RemotingServer(self._env, processors, config.remoting, on_close=self._lost, tls=security.tls)
         self._parts: Parts | None = None
         self._tasks = TaskScope("broker")
@@ -218,6 +218,9 @@ class Broker:
 
     async def _end(self) -> None:
         await self._started.pop_all().aclose()
+
+    def _record_at(self, place: int) -> bytes | None:
+        return None if self._parts is None else self._parts.store.read_record(place)
 
     def _lost(self, connection: Connection) -> int:
         return 0 if self._parts is None else self._parts.lost(connection)

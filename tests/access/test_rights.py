@@ -25,14 +25,22 @@ from aiorocket.access.file import read_access_file
 from aiorocket.errors import ConfigError
 from aiorocket.runtime.memory_disk import MemoryDisk
 from aiorocket_protocol import (
+    HALF_TOPIC,
     JSON,
+    MAX_CHECKS_TOPIC,
     MSGPACK,
+    OP_TOPIC,
     ROCKETMQ,
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
     AckMessageRequestHeader,
     ConsumerData,
+    ConsumerSendMsgBackRequestHeader,
+    EndTransactionRequestHeader,
     HeartbeatData,
     LockBatchBody,
     MessageQueue,
+    ProtocolError,
     PullMessageRequestHeader,
     RemotingCommand,
     RequestCode,
@@ -41,6 +49,7 @@ from aiorocket_protocol import (
     decode,
     encode_body,
     encode_head,
+    offset_msg_id,
 )
 from aiorocket_protocol.signing import Signer
 
@@ -218,7 +227,12 @@ def command_of(code: int) -> RemotingCommand:
     if code in (RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ):
         locks = LockBatchBody("c", "x", [MessageQueue("x", "b", 0)])
         return RemotingCommand.request(code, body=encode_body(locks, JSON))
-    return RemotingCommand.request(code, ext=dict.fromkeys(names, "x"), body=encode_body(body, JSON))
+    if code == RequestCode.CONSUMER_SEND_MSG_BACK:
+        return RemotingCommand.request(code, ConsumerSendMsgBackRequestHeader(7, "x", 0))
+    if code == RequestCode.END_TRANSACTION:
+        return RemotingCommand.request(code, EndTransactionRequestHeader("x", 0, 7, 8, "x", topic="x"))
+    ext = {**dict.fromkeys(names, "x"), "msgId": offset_msg_id(bytes(8), 7)}
+    return RemotingCommand.request(code, ext=ext, body=encode_body(body, JSON))
 
 
 #: What everybody who has signed in may.
@@ -260,6 +274,29 @@ def test_what_consumers_need() -> None:
     )
     assert refusal(accounts(Rights((group, topic))), signed(beat)) is None
     assert refusal(accounts(Rights((group,))), signed(beat)) is not None
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, OP_TOPIC, MAX_CHECKS_TOPIC, "rmq_sys_REVIVE_LOG_C"],
+)
+def test_topics_that_hold_messages_of_all_are_no_topics_to_a_policy(topic: str) -> None:
+    """Who may read all topics but one would read that one's messages where they wait."""
+    pull = RemotingCommand.request(
+        RequestCode.PULL_MESSAGE, PullMessageRequestHeader("g", topic, 0, 0, 32, 0, 0, 0, 0, subscription="*")
+    )
+    find = RemotingCommand.request(RequestCode.QUERY_MESSAGE, ext={"topic": topic, "key": "k"})
+    most = (entry("Group:*", "All"), entry("Topic:*", "All"), entry("Topic:secret", "All", allow=False))
+    for command in (pull, find):
+        assert "Cluster:C (Get)" in (refusal(accounts(Rights(most)), signed(command)) or "")
+        assert refusal(accounts(Rights((*most, entry("Cluster:C", "Get")))), signed(command)) is None
+
+
+@pytest.mark.parametrize("said", [{"offset": "none"}, {}])
+def test_a_place_that_cannot_be_read_is_no_way_in(said: dict[str, str]) -> None:
+    command = RemotingCommand.request(RequestCode.CONSUMER_SEND_MSG_BACK, ext={"group": "g", "delayLevel": "0", **said})
+    with pytest.raises(ProtocolError, match="offset"):
+        refusal(accounts(Rights((entry("Group:g", "Sub"),))), signed(command))
 
 
 @pytest.mark.parametrize(

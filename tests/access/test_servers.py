@@ -26,18 +26,21 @@ from aiorocket.nameserver import NameServer
 from aiorocket.remoting import Connection, ProcessorTable, RemotingClient
 from aiorocket.runtime.env import Env, memory_env, real_env
 from aiorocket_protocol import (
+    ConsumerSendMsgBackRequestHeader,
+    EndTransactionRequestHeader,
     HeartbeatData,
     RemotingCommand,
     RequestCode,
     decode_plain,
     encode_body,
     encode_properties,
+    offset_msg_id,
 )
 from aiorocket_protocol.signing import Signer
 from tests.broker.peer import send_header
 
 NO_PERMISSION = 16
-SECRETS = {name: f"{name}-s3cret" for name in ("ops", "shop", "guest", "node", "made")}
+SECRETS = {name: f"{name}-s3cret" for name in ("ops", "shop", "spy", "guest", "node", "made")}
 FILE = f"""
 [users.ops]
 secret = "{SECRETS["ops"]}"
@@ -46,6 +49,10 @@ admin = true
 secret = "{SECRETS["shop"]}"
 topics = {{ orders = "PUB|SUB" }}
 groups = {{ billing = "SUB" }}
+[users.spy]
+secret = "{SECRETS["spy"]}"
+topics = {{ mine = "PUB|SUB" }}
+groups = {{ spies = "ANY" }}
 [users.guest]
 secret = "{SECRETS["guest"]}"
 [users.node]
@@ -157,6 +164,51 @@ async def test_a_half_message_is_shown_to_nobody_who_may_not_send_it(guarded: Gu
     assert not asked_about["guest"] and b"half" in asked_about["shop"][0]
 
 
+@pytest.mark.parametrize("kind", ["message", "delayed", "half", "retry"])
+async def test_a_place_in_the_log_is_no_way_to_the_messages_of_others(guarded: Guarded, kind: str) -> None:
+    """Whoever reads one message knows where the next one begins."""
+    store = guarded.broker.store
+
+    async def sent(name: str, topic: str, properties: dict[str, str], sys_flag: int = 0) -> int:
+        place = store.max_physical
+        header = send_header(topic, sys_flag=sys_flag, properties=encode_properties(properties).decode())
+        command = RemotingCommand.request(310, header, body=b"a message")
+        assert (await asked(guarded.broker.address, command, name)).code == 0
+        return place
+
+    def back(place: int, group: str) -> RemotingCommand:
+        header = ConsumerSendMsgBackRequestHeader(place, group, 0, max_reconsume_times=16)
+        return RemotingCommand.request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+
+    def rolled_back(place: int) -> RemotingCommand:
+        header = EndTransactionRequestHeader("p", 0, place, 12, "A1")
+        return RemotingCommand.request(RequestCode.END_TRANSACTION, header)
+
+    half = {"TRAN_MSG": "true", "PGROUP": "p", "UNIQ_KEY": "A1"}
+    if kind == "half":
+        place = await sent("shop", "orders", half, 4)
+    elif kind == "delayed":
+        place = await sent("shop", "orders", {"DELAY": "10"})
+    else:
+        place = await sent("shop", "%RETRY%billing" if kind == "retry" else "orders", {})
+    msg_id = offset_msg_id(store.store_host, place)
+    for command in (
+        back(place, "spies"),
+        rolled_back(place),
+        RemotingCommand.request(RequestCode.CONSUME_MESSAGE_DIRECTLY, ext={"consumerGroup": "spies", "msgId": msg_id}),
+    ):
+        answer = await asked(guarded.broker.address, command, "spy")
+        assert answer.code == NO_PERMISSION and "the message that it names by its place" in (answer.remark or "")
+        assert "orders" not in (answer.remark or "") and "billing" not in (answer.remark or "")
+    # Whose it is may, and so may the spy with its own.
+    own = rolled_back(place) if kind == "half" else back(place, "billing")
+    assert (await asked(guarded.broker.address, own, "shop")).code == 0
+    place = await sent("spy", "mine", {})
+    assert (await asked(guarded.broker.address, back(place, "spies"), "spy")).code == 0
+    nothing = await asked(guarded.broker.address, back(place + 1, "spies"), "spy")
+    assert nothing.code == 1 and "look message by offset failed" in (nothing.remark or "")
+
+
 async def test_every_code_served_has_its_line_and_none_is_served_without_a_right(guarded: Guarded) -> None:
     free = {RequestCode.CHECK_CLIENT_CONFIG}
     # They ask for something only when they name something.
@@ -237,7 +289,7 @@ async def test_users_by_command_are_kept_and_never_shown_with_their_secret(guard
             assert decode_plain(shown.body, 0) == {"username": "made", "userType": "Normal", "userStatus": "enable"}
             assert decode_plain((await guarded.ask("ops", 3009, {"subject": "User:made"})).body, 0) == acl
             users = decode_plain((await guarded.ask("ops", 3005, {"filter": ""})).body, 0)
-            assert [user["username"] for user in users] == ["guest", "made", "node", "ops", "shop"]
+            assert [user["username"] for user in users] == ["guest", "made", "node", "ops", "shop", "spy"]
             acls = decode_plain((await guarded.ask("ops", 3010, {"subjectFilter": "made"})).body, 0)
             assert acls == [acl]
             if not restarted:

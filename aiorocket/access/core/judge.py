@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from aiorocket.access.core.accounts import Accounts
-from aiorocket.access.core.requests import wants_of
+from aiorocket.access.core.requests import RecordAt, want_of_record, wants_of
 from aiorocket.access.core.rights import Want, decide
 from aiorocket_protocol import RemotingCommand
 
@@ -20,9 +20,11 @@ class Verdict(NamedTuple):
     wants: tuple[Want, ...] = ()
 
 
-def judge(accounts: Accounts, command: RemotingCommand, source: str, cluster: str) -> Verdict:
+def judge(
+    accounts: Accounts, command: RemotingCommand, source: str, cluster: str, record_at: RecordAt = lambda place: None
+) -> Verdict:
     """Whether a server of ``cluster`` may serve ``command``, which came from the address ``source``. ProtocolError for
-    a command that cannot be read."""
+    a command that cannot be read; errors of ``record_at`` pass."""
     fields = command.ext_fields()
     who = accounts.sign_in(command, fields, source)
     if who.refusal is not None or who.trusted:
@@ -34,10 +36,13 @@ def judge(accounts: Accounts, command: RemotingCommand, source: str, cluster: st
     if wants is None:
         return Verdict(who.name, f"{who.name} is no administrator")
     for want in wants:
-        refusal = decide(account.rights, want, source)
-        if refusal is not None:
+        if (refusal := decide(account.rights, want, source)) is not None:
             return Verdict(who.name, f"{who.name} has no permission to access {want} from {source}: {refusal}", wants)
-    return Verdict(who.name, None, wants)
+    # Last: a stranger has nothing read for it. What stands there is not said either, nor which topic that is of.
+    record = want_of_record(command, record_at, cluster)
+    if record is not None and decide(account.rights, record, source) is not None:
+        return Verdict(who.name, f"{who.name} has no permission to access the message that it names by its place")
+    return Verdict(who.name, None, wants if record is None else (*wants, record))
 
 
 def may_send(accounts: Accounts, name: str, source: str, topic: str) -> bool:

@@ -13,43 +13,73 @@ from typing import Any, NamedTuple
 from aiorocket.access.core.rights import Want
 from aiorocket_protocol import (
     AUTO_CREATE_TOPIC,
+    HALF_TOPIC,
+    MAX_CHECKS_TOPIC,
     MAX_LENIENT,
+    OP_TOPIC,
+    PROPERTY_REAL_TOPIC,
     REPLY_SUFFIX,
     RETRY_PREFIX,
+    REVIVE_TOPIC_PREFIX,
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
     TRACE_TOPIC,
+    ConsumeMessageDirectlyResultRequestHeader,
+    ConsumerSendMsgBackRequestHeader,
+    EndTransactionRequestHeader,
     HeartbeatData,
     LockBatchBody,
+    RecordView,
     RemotingCommand,
     RequestCode,
     decode_body,
     decode_plain,
     forms,
+    parse_offset_msg_id,
 )
 
-__all__ = ("RULES", "Rule", "is_administration", "is_registration", "wants_of")
+__all__ = ("RULES", "RecordAt", "Rule", "is_administration", "is_registration", "want_of_record", "wants_of")
 
 Fields = Mapping[str, str | None]
 Needs = Callable[[RemotingCommand, Fields], Iterator[Want]]
+#: The message that stands at a place in the log, as it is stored; None where none does.
+RecordAt = Callable[[int], bytes | None]
 
 _GET, _UPDATE, _SUB, _PUB = ("Get",), ("Update",), ("Sub",), ("Pub",)
 _SUB_OR_GET, _SUB_OR_UPDATE = ("Sub", "Get"), ("Sub", "Update")
 
 
+class Record(NamedTuple):
+    """A message that a request names by ``place``, its place in the log, and what is wanted of its topic: such a number
+    anybody can guess."""
+
+    place: Callable[[RemotingCommand], int]
+    actions: tuple[str, ...]
+
+
 class Rule(NamedTuple):
-    """``needs`` gives what a request wants. Without access control, ``administration`` is served on this machine only,
-    and ``registration`` is what brokers ask of a name server. ``super_only``: no right but that of an administrator
-    will do."""
+    """``needs`` gives what a request wants, and ``record`` what it wants besides. Without access control,
+    ``administration`` is served on this machine only, and ``registration`` is what brokers ask of a name server.
+    ``super_only``: no right but that of an administrator will do."""
 
     needs: Needs
     administration: bool = False
     registration: bool = False
     super_only: bool = False
+    record: Record | None = None
+
+
+#: The broker's own topics that hold messages of all others: delayed ones, timers, halves of transactions.
+_OF_ALL = frozenset((SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, OP_TOPIC, MAX_CHECKS_TOPIC))
 
 
 def _topic(name: str, actions: tuple[str, ...]) -> Want:
-    """A retry topic belongs to its group, POP's ``%RETRY%GROUP+TOPIC`` too: no group has a ``+`` in its name."""
+    """A retry topic belongs to its group, POP's ``%RETRY%GROUP+TOPIC`` too: no group has a ``+`` in its name. To read
+    where messages of all topics wait is a look at the cluster, whatever a policy for ``*`` says."""
     if name.startswith(RETRY_PREFIX):
         return Want("Group", name.removeprefix(RETRY_PREFIX).partition("+")[0], actions)
+    if (name in _OF_ALL or name.startswith(REVIVE_TOPIC_PREFIX)) and not {"Sub", "Get"}.isdisjoint(actions):
+        return Want("Cluster", "", _GET)
     return Want("Topic", name, actions)
 
 
@@ -187,6 +217,18 @@ def _clone(_command: RemotingCommand, fields: Fields) -> Iterator[Want]:
     yield _group(fields.get("destGroup") or "", _UPDATE)
 
 
+def _sent_back(command: RemotingCommand) -> int:
+    return command.read(ConsumerSendMsgBackRequestHeader).offset
+
+
+def _ended(command: RemotingCommand) -> int:
+    return command.read(EndTransactionRequestHeader).commit_log_offset
+
+
+def _consumed(command: RemotingCommand) -> int:
+    return parse_offset_msg_id(command.read(ConsumeMessageDirectlyResultRequestHeader).msg_id or "")[2]
+
+
 _AT_TOPIC = _on(topic="topic", actions=_SUB_OR_GET)
 _POP = _on(topic="topic", group="consumerGroup", actions=_SUB)
 _SHOWS, _CHANGES = _cluster("Get"), _cluster("Update")
@@ -205,7 +247,7 @@ RULES: dict[int, Rule] = {
     _R.SEND_MESSAGE: Rule(_send("topic")),
     _R.SEND_MESSAGE_V2: Rule(_send("b")),
     _R.SEND_BATCH_MESSAGE: Rule(_send("b")),
-    _R.END_TRANSACTION: Rule(_on_named(topic="topic", actions=_PUB)),
+    _R.END_TRANSACTION: Rule(_on_named(topic="topic", actions=_PUB), record=Record(_ended, _PUB)),
     _R.RECALL_MESSAGE: Rule(_on(topic="topic", actions=_PUB)),
     _R.SEND_REPLY_MESSAGE: Rule(_reply("topic")),
     _R.SEND_REPLY_MESSAGE_V2: Rule(_reply("b")),
@@ -216,7 +258,7 @@ RULES: dict[int, Rule] = {
     _R.UPDATE_CONSUMER_OFFSET: Rule(_on(topic="topic", group="consumerGroup", actions=_SUB_OR_UPDATE)),
     _R.HEART_BEAT: Rule(_heartbeat),
     _R.UNREGISTER_CLIENT: Rule(_on_named(group="consumerGroup", actions=_SUB)),
-    _R.CONSUMER_SEND_MSG_BACK: Rule(_on(group="group", actions=_SUB)),
+    _R.CONSUMER_SEND_MSG_BACK: Rule(_on(group="group", actions=_SUB), record=Record(_sent_back, _SUB)),
     _R.GET_CONSUMER_LIST_BY_GROUP: Rule(_on(group="consumerGroup", actions=_SUB_OR_GET)),
     _R.LOCK_BATCH_MQ: Rule(_locks),
     _R.UNLOCK_BATCH_MQ: Rule(_locks),
@@ -260,7 +302,9 @@ RULES: dict[int, Rule] = {
     _R.QUERY_CORRECTION_OFFSET: _admin(_SHOWS),
     _R.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: _admin(_on(topic="topic", group="group", actions=_GET)),
     _R.INVOKE_BROKER_TO_RESET_OFFSET: _admin(_on(topic="topic", group="group", actions=_UPDATE)),
-    _R.CONSUME_MESSAGE_DIRECTLY: _admin(_on(group="consumerGroup", actions=_UPDATE)),
+    _R.CONSUME_MESSAGE_DIRECTLY: Rule(
+        _on(group="consumerGroup", actions=_UPDATE), administration=True, record=Record(_consumed, _SUB_OR_GET)
+    ),
     _R.CLONE_GROUP_OFFSET: _admin(_clone),
     _R.SET_MESSAGE_REQUEST_MODE: _admin(_assignment(_UPDATE)),
     _R.GET_ALL_MESSAGE_REQUEST_MODE: _admin(_SHOWS),
@@ -337,15 +381,29 @@ RULES: dict[int, Rule] = {
 
 
 def wants_of(command: RemotingCommand, fields: Fields, cluster: str) -> tuple[Want, ...] | None:
-    """All that ``command`` needs of a server of ``cluster``; None when only an administrator may. ProtocolError for a
-    body that cannot be read."""
+    """All that ``command`` needs by its fields of a server of ``cluster``; None when only an administrator may.
+    ProtocolError for a body that cannot be read."""
     rule = RULES.get(command.code)
     if rule is None or rule.super_only:
         return None
-    return tuple(
-        want._replace(name=cluster) if want.kind == "Cluster" and not want.name else want
-        for want in rule.needs(command, fields)
-    )
+    return tuple(_in_cluster(want, cluster) for want in rule.needs(command, fields))
+
+
+def want_of_record(command: RemotingCommand, record_at: RecordAt, cluster: str) -> Want | None:
+    """What ``command`` needs besides of the message that it names by its place. ProtocolError for fields that cannot be
+    read; errors of ``record_at`` pass."""
+    record = RULES[command.code].record
+    data = record_at(record.place(command)) if record is not None else None
+    if record is None or data is None:
+        return None
+    view = RecordView(data, 0, len(data))
+    # One that waits is of the topic that it waits for.
+    topic = view.properties.get(PROPERTY_REAL_TOPIC, view.topic) if view.topic in _OF_ALL else view.topic
+    return _in_cluster(_topic(topic, record.actions), cluster)
+
+
+def _in_cluster(want: Want, cluster: str) -> Want:
+    return want._replace(name=cluster) if want.kind == "Cluster" and not want.name else want
 
 
 def is_administration(code: int) -> bool:
