@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,12 +23,19 @@ async def lags(broker: Broker, most: int) -> AsyncIterator[tuple[tuple[str, str]
     because it was too old, is not counted. Beyond ``most`` pairs the number is 0."""
     store, looked, given = broker.store, 0, 0
     groups = {each.name for each in broker.configs}
-    begun: list[tuple[str, str]] = []
+    begun: dict[tuple[str, str], None] = {}
     for number, each in enumerate(list(broker.consumers), 1):
-        begun += [(each.name, name) for name in each.without_offset(broker.offsets)]
+        begun.update(dict.fromkeys((each.name, name) for name in each.without_offset(broker.offsets)))
         if not number % _TURN:
             await asyncio.sleep(0)
-    for group, name in dict.fromkeys((*broker.offsets.pairs(), *begun)):  # some may have begun meanwhile
+
+    def pairs() -> Iterator[tuple[str, str]]:
+        for pair in broker.offsets.pairs():
+            begun.pop(pair, None)  # it has an offset meanwhile
+            yield pair
+        yield from begun
+
+    for group, name in pairs():
         looked += 1
         if not looked % _TURN:
             await asyncio.sleep(0)

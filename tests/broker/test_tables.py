@@ -113,6 +113,29 @@ def test_a_commit_is_kept_even_when_it_goes_back_and_a_negative_one_never() -> N
     assert offsets.query("g", "T", 1) is None
 
 
+def test_what_is_asked_of_one_group_or_topic_looks_at_no_other_offset() -> None:
+    """Each was a look at all pairs: of 500,000 30 ms, and several of them in what deletes a topic."""
+    compared = 0
+
+    class Name(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+    offsets = ConsumerOffsets()
+    for number in range(10_000):
+        offsets.commit(f"g{number // 100}", f"t{number % 100}", 0, number)
+    assert len(offsets.topics(Name("g5"))) == 100 and compared <= 1
+    assert len(offsets.groups(Name("t5"))) == 100 and compared <= 101
+    offsets.delete_group(Name("g5"))
+    assert len(offsets) == 9_900 and compared <= 500
+    offsets.delete_topics({"t1", "t2", "unknown"})
+    assert len(offsets) == 9_702 and len(offsets.topics("g5")) == 0 and len(offsets.groups("t1")) == 0
+
+
 def test_offsets_come_back_and_go_with_their_topic_or_group() -> None:
     offsets = ConsumerOffsets()
     for group, topic in (("g", "T"), ("g", "U"), ("h", "T")):

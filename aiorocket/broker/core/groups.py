@@ -157,7 +157,7 @@ class ConsumerGroup(Generic[C]):
         broadcasting group keep theirs."""
         if self.message_model != CLUSTERING:
             return []
-        return [name for name in self.subscriptions if not offsets.queues(self.name, name)]
+        return [name for name in self.subscriptions if not offsets.width(self.name, name)]
 
     def difference(self) -> str:
         """Who subscribes to what where members of the group disagree, "" when they do not.

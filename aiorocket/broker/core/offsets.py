@@ -9,7 +9,8 @@ where somebody was who has heard of nothing. Both together are.
 
 from __future__ import annotations
 
-from collections.abc import Container, Generator, Hashable, Iterator, Mapping
+from collections.abc import Generator, Hashable, Iterator, Mapping, Set
+from itertools import chain
 from typing import Any
 
 from aiorocket.broker.core.names import Refusal, full
@@ -18,14 +19,16 @@ from aiorocket.config import Limits
 
 __all__ = ("ConsumerOffsets",)
 
+_NONE: Mapping[str, dict[int, int]] = {}
+
 
 class ConsumerOffsets:
-    """(group, topic) → {queue id: next offset to read}."""
+    """Group → topic → {queue id: next offset to read}: what is asked of one group looks at nobody else's."""
 
     def __init__(self, most: int = Limits().offsets) -> None:
         self._most = most
         self._count = 0
-        self._offsets: dict[tuple[str, str], dict[int, int]] = {}
+        self._offsets: dict[str, dict[str, dict[int, int]]] = {}
         #: Resets no pull has begun at yet; empty nearly always, which is all that pulls and commits look at.
         self.resets: dict[tuple[str, str], dict[int, int]] = {}
         #: (group, topic) → until when no more is said of lower commits.
@@ -48,14 +51,14 @@ class ConsumerOffsets:
         """
         if offset < 0 or (self.resets and queue_id in self.resets.get((group, topic), ())):
             return False
-        queues = self._offsets.get((group, topic))
+        queues = self._offsets.get(group, _NONE).get(topic)
         before = -1 if queues is None else queues.get(queue_id, -1)
         if before < 0:
             if self._count >= self._most:
                 return False
             self._count += 1
             if queues is None:
-                queues = self._offsets[group, topic] = {}
+                queues = self._offsets.setdefault(group, {})[topic] = {}
         assert queues is not None
         queues[queue_id] = offset
         if offset != before:
@@ -69,7 +72,7 @@ class ConsumerOffsets:
         return full("offsets", self._most, f"the offset of group {group}, topic {topic}, queue {queue_id} is not kept")
 
     def query(self, group: str, topic: str, queue_id: int) -> int | None:
-        queues = self._offsets.get((group, topic))
+        queues = self._offsets.get(group, _NONE).get(topic)
         return None if queues is None else queues.get(queue_id)
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
@@ -129,32 +132,38 @@ class ConsumerOffsets:
 
     def width(self, group: str, topic: str) -> int:
         """In how many queues it has an offset."""
-        return len(self._offsets.get((group, topic), ()))
+        return len(self._offsets.get(group, _NONE).get(topic, ()))
 
     def queues(self, group: str, topic: str) -> dict[int, int]:
-        return dict(self._offsets.get((group, topic), ()))
+        return dict(self._offsets.get(group, _NONE).get(topic, ()))
 
     def topics(self, group: str) -> list[str]:
-        return [topic for name, topic in self._offsets if name == group]
+        return list(self._offsets.get(group, ()))
 
     def groups(self, topic: str) -> list[str]:
-        return [group for group, name in self._offsets if name == topic]
+        return [group for group, topics in self._offsets.items() if topic in topics]
 
-    def pairs(self) -> list[tuple[str, str]]:
-        """(group, topic) of all that has an offset, the oldest first."""
-        return list(self._offsets)
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """(group, topic) of all that has an offset, group by group; others may have their turn in between, and what
+        comes or goes then may be among them."""
+        for group in list(self._offsets):
+            for topic in self.topics(group):
+                yield group, topic
 
-    def delete_topics(self, topics: Container[str]) -> None:
-        self._delete([key for key in self._offsets if key[1] in topics])
+    def delete_topics(self, topics: Set[str]) -> None:
+        self._delete([(group, topic) for group, mine in self._offsets.items() for topic in mine.keys() & topics])
 
     def delete_group(self, group: str) -> None:
-        self._delete([key for key in self._offsets if key[0] == group])
+        self._delete([(group, topic) for topic in self.topics(group)])
 
     def _delete(self, keys: list[tuple[str, str]]) -> None:
-        for key in keys:
-            self._count -= len(self._offsets.pop(key))
-            for queue_id in self.resets.pop(key, ()):
-                self._untold((*key, queue_id))
+        for group, topic in keys:
+            topics = self._offsets[group]
+            self._count -= len(topics.pop(topic))
+            if not topics:
+                del self._offsets[group]
+            for queue_id in self.resets.pop((group, topic), ()):
+                self._untold((group, topic, queue_id))
         if keys:
             self.version += 1
 
@@ -162,9 +171,10 @@ class ConsumerOffsets:
         return self._count
 
     def __iter__(self) -> Iterator[tuple[str, str, int, int]]:
-        for (group, topic), queues in self._offsets.items():
-            for queue_id, offset in queues.items():
-                yield group, topic, queue_id, offset
+        for group, topics in self._offsets.items():
+            for topic, queues in topics.items():
+                for queue_id, offset in queues.items():
+                    yield group, topic, queue_id, offset
 
     def to_dict(self) -> dict[str, Any]:
         """``{"topic@group": {"queue id": offset}}``, the keys of RocketMQ's own offset file (names can hold no
@@ -174,14 +184,11 @@ class ConsumerOffsets:
     def in_turns(self) -> Generator[None, None, dict[str, Any]]:
         """``to_dict``; each queue's offset is one it had since the beginning."""
         table: dict[str, dict[str, int]] = {}
-        keys = list(self._offsets)
-        if self.read_first in self._offsets:
-            keys.insert(0, self.read_first)
+        first = () if self.read_first is None else (self.read_first,)
         seen = 0
-        for key in keys:
-            group, topic = key
+        for group, topic in chain(first, self.pairs()):
             name = f"{topic}@{group}"
-            queues = self._offsets.get(key)
+            queues = self._offsets.get(group, _NONE).get(topic)
             if queues is None or name in table:
                 continue
             table[name] = {str(queue_id): offset for queue_id, offset in queues.items()}
@@ -198,8 +205,14 @@ class ConsumerOffsets:
         return plain
 
     def load(self, data: Mapping[str, Any]) -> None:
-        for name, table in (("offsetTable", self._offsets), ("resetOffsetTable", self.resets)):
-            for key, queues in data.get(name, {}).items():
-                topic, _, group = key.partition("@")
-                table[group, topic] = {int(queue_id): int(offset) for queue_id, offset in queues.items()}
-        self._count = sum(map(len, self._offsets.values()))
+        for group, topic, queues in _loaded(data, "offsetTable"):
+            self._offsets.setdefault(group, {})[topic] = queues
+            self._count += len(queues)
+        for group, topic, queues in _loaded(data, "resetOffsetTable"):
+            self.resets[group, topic] = queues
+
+
+def _loaded(data: Mapping[str, Any], name: str) -> Iterator[tuple[str, str, dict[int, int]]]:
+    for key, queues in data.get(name, {}).items():
+        topic, _, group = key.partition("@")
+        yield group, topic, {int(queue_id): int(offset) for queue_id, offset in queues.items()}

@@ -163,9 +163,8 @@ class OffsetHandlers:
         """Code 43: how far every group has come in every queue, as slaves of Apache's read it."""
         head = {"dataVersion": DataVersion(0, self._offsets.version).to_plain()}
         kind = connection.reply_type(command)
-        pairs = self._offsets.pairs()
         wide: dict[tuple[str, str], bytes] = {}
-        for number, (group, topic) in enumerate(pairs, 1):
+        for number, (group, topic) in enumerate(self._offsets.pairs(), 1):
             if self._offsets.width(group, topic) > _WIDE:
                 queues = self._offsets.queues(group, topic)
                 wide[group, topic] = await in_turns(table_body({}, f"{topic}@{group}", queues.items(), _numbered, kind))
@@ -176,7 +175,8 @@ class OffsetHandlers:
             group, topic = pair
             return wide.get(pair) or (f"{topic}@{group}", dict(map(_numbered, self._offsets.queues(*pair).items())))
 
-        return RemotingCommand.response(body=await in_turns(table_body(head, "offsetTable", pairs, entry, kind)))
+        writing = table_body(head, "offsetTable", self._offsets.pairs(), entry, kind)
+        return RemotingCommand.response(body=await in_turns(writing))
 
     def delay_offsets(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 45: up to where each delay level has delivered."""

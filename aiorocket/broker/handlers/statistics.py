@@ -120,7 +120,7 @@ class StatisticsHandlers:
         group = header.consumer_group
         named = [name for name in (header.topic_list or "").split(";") if name]
         live = self._consumers.get(group)
-        topics = named or ([header.topic] if header.topic else self._topics_of(self._offsets.topics(group), live))
+        topics = named or ([header.topic] if header.topic else self._topics_of(group, live))
         rate = 0.0
         pace = _Pace()
         shown: list[tuple[str, int]] = []
@@ -148,14 +148,10 @@ class StatisticsHandlers:
         groups: list[bytes] = []  # written one by one: one of thousands of topics is long itself
         behind = 0
         pace = _Pace()
-        topics: dict[str, list[str]] = {}
-        for group, name in self._offsets.pairs():
-            topics.setdefault(group, []).append(name)
-            await pace.look()
         for config in list(self._configs):
             group, live = config.name, self._consumers.get(config.name)
             found: list[bytes] = []
-            for name in self._topics_of(topics.get(group, []), live):
+            for name in self._topics_of(group, live):
                 await pace.look()
                 topic = self._topics.get(name)
                 if topic is None or (order_only and not topic.order) or not _is_wanted(live, name):
@@ -173,9 +169,9 @@ class StatisticsHandlers:
         writing = list_body({"brokerAddr": address}, "consumeStatsList", groups, kind, {"totalDiff": behind})
         return RemotingCommand.response(body=await in_turns(writing))
 
-    def _topics_of(self, begun: list[str], live: ConsumerGroup[Connection] | None) -> list[str]:
-        """Those a group has offsets in, which are ``begun``, and those that its members subscribe to."""
-        return [*begun, *(live.without_offset(self._offsets) if live is not None else ())]
+    def _topics_of(self, group: str, live: ConsumerGroup[Connection] | None) -> list[str]:
+        """Those it has offsets in, and those that its members subscribe to."""
+        return [*self._offsets.topics(group), *(live.without_offset(self._offsets) if live is not None else ())]
 
     def _progress(self, group: str, topic: str, queue_id: int) -> dict[str, int]:
         """How far a group is in a queue."""

@@ -144,7 +144,7 @@ class TopicHandlers:
         for topic in filter(None, map(self._topics.get, names)):
             self._topics.delete(topic.name)
             self._deleted(topic)
-        self._offsets.delete_topics(names)
+        self._offsets.delete_topics(names.keys())
         self._sent.delete_topics(names)
         self._revival.forget_topics(names)
         # Begins before anything is waited for, name servers above all: what others store in a new topic of this name is
