@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from aiorocket.broker.core.names import Refusal
-from aiorocket.broker.core.sent_once import SentOnce, SentTable, producer_of
+from aiorocket.broker.core.sent_once import SentOnce, SentTable, content_of, producer_of
 from aiorocket.broker.core.topics import Topic
 from aiorocket.errors import StoreError, UsageError
 from aiorocket.storage.results import PutResult, PutStatus, StoreBusyError
-from aiorocket_protocol import PROPERTY_UNIQ_KEY, ResponseCode, find_property, split_records
+from aiorocket_protocol import PROPERTY_UNIQ_KEY, RecordView, ResponseCode, find_property, split_records
 
 if TYPE_CHECKING:
     from aiorocket.storage.store import MessageStore
@@ -80,6 +80,8 @@ class Repetitions:
         queue_id: int,
         unique: str,
         broker: str | None,
+        body: bytes,
+        sys_flag: int,
         done: Done,
         elsewhere: tuple[str, int] | None = None,
     ) -> Done | Refusal | None:
@@ -97,9 +99,10 @@ class Repetitions:
                 self._table.keep(topic, queue_id, unique, result.queue_offset)
             done(result)
 
+        content = content_of(body, sys_flag)
         self._table.use()  # saved before the first message can be in the log
         try:
-            return self._once.begin(topic, queue_id, unique, stored, elsewhere)
+            return self._once.begin(topic, queue_id, unique, content, stored, elsewhere)
         except (StoreError, OSError) as error:
             return Refusal(ResponseCode.SYSTEM_ERROR, f"whether this send is a repetition cannot be read: {error}")
 
@@ -107,15 +110,16 @@ class Repetitions:
         """The store refused it before it began."""
         self._once.failed(topic, queue_id, unique)
 
-    def _stored(self, topic: str, queue_id: int, unique: str) -> PutResult | None:
+    def _stored(self, topic: str, queue_id: int, unique: str) -> tuple[PutResult, int | None] | None:
         offset = self._table.offset(topic, queue_id, unique)
         if offset is None:
             return None
         if offset < self._store.min_offset(topic, queue_id):  # it was, and has gone with what is old
-            return PutResult(PutStatus.OK, 0, offset, 0)
-        for found, result in self._records(topic, queue_id, offset, 1):
+            return PutResult(PutStatus.OK, 0, offset, 0), None
+        for found, view in self._records(topic, queue_id, offset, 1):
             if found == unique:
-                return result
+                result = PutResult(PutStatus.OK, view.physical_offset, view.queue_offset, view.store_timestamp)
+                return result, content_of(view.raw_body, view.sys_flag)
         return None  # the topic was deleted meanwhile, or the message is damaged
 
     async def _read_ends(
@@ -147,15 +151,15 @@ class Repetitions:
         while first > low and not 0 <= store.entries(topic, queue_id, first - 1, 1)[0][0] < at:
             first = max(low, first - _A_TURN)
         while first < end and not self._closed:
-            for unique, result in self._records(topic, queue_id, first, _A_TURN, at):
+            for unique, view in self._records(topic, queue_id, first, _A_TURN, at):
                 table = self._table if producer_of(unique) in known else others
-                table.keep(topic, queue_id, unique, result.queue_offset)
+                table.keep(topic, queue_id, unique, view.queue_offset)
             first += _A_TURN
             await asyncio.sleep(0)
 
     def _records(
         self, topic: str, queue_id: int, first: int, count: int, at: int = 0
-    ) -> Iterator[tuple[str, PutResult]]:
+    ) -> Iterator[tuple[str, RecordView]]:
         """Those of ``count`` messages that stand at ``at`` or behind it; what is damaged is left out, as the log of
         damage says."""
         stop = first + count
@@ -164,8 +168,7 @@ class Repetitions:
             for view in split_records(result.data):
                 unique = (find_property(view.raw_properties, _UNIQ_KEY) or b"").decode("utf-8", "replace")
                 if view.physical_offset >= at and 0 < len(unique) <= _LONGEST:
-                    put = PutResult(PutStatus.OK, view.physical_offset, view.queue_offset, view.store_timestamp)
-                    yield unique, put
+                    yield unique, view
             if result.next_offset <= first:  # the end of the queue, or its topic was deleted
                 break
             first = result.next_offset

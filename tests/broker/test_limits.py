@@ -421,7 +421,7 @@ async def repetitions(count: int) -> str:
         assert server.parts is not None
         unique = f"{0:032X}"
         once = server.parts.repetitions._once
-        first = once.begin("T", 0, unique, lambda result: None)
+        first = once.begin("T", 0, unique, None, lambda result: None)
         assert callable(first)
         for _ in range(count):
             await peer.ask(310, send_header(properties=f"UNIQ_KEY\x01{unique}\x02"), b"x", **{EXT_ONCE: "broker-a"})

@@ -34,21 +34,55 @@ async def send(peer: SimPeer, key: str, once: str = "broker-a", **changes: Any) 
 
 
 def test_all_attempts_of_a_message_get_the_answer_of_the_first() -> None:
-    stored = {("t", 0, "old"): 7}
+    stored = {("t", 0, "old"): (7, 1)}
     once = SentOnce[int](lambda *place: stored.get(place))
     told: list[int] = []
-    assert once.begin("t", 0, "old", told.append) is None and told == [7]
-    first = once.begin("t", 0, "new", told.append)
-    assert first is not None and once.begin("t", 0, "new", told.append) is None
-    assert once.begin("t", 1, "new", told.append) is not None  # another queue
+    assert once.begin("t", 0, "old", 1, told.append) is None and told == [7]
+    first = once.begin("t", 0, "new", 1, told.append)
+    assert first is not None and once.begin("t", 0, "new", 1, told.append) is None
+    assert once.begin("t", 1, "new", 1, told.append) is not None  # another queue
     assert callable(first)
     first(8)
     assert told == [7, 8, 8]
-    stored["t", 0, "new"] = 8
-    assert once.begin("t", 0, "new", told.append) is None and told[-1] == 8
-    assert once.begin("t", 0, "refused", told.append) is not None
+    stored["t", 0, "new"] = (8, 1)
+    assert once.begin("t", 0, "new", 1, told.append) is None and told[-1] == 8
+    assert once.begin("t", 0, "refused", 1, told.append) is not None
     once.failed("t", 0, "refused")
-    assert once.begin("t", 0, "refused", told.append) is not None
+    assert once.begin("t", 0, "refused", 1, told.append) is not None
+
+
+def test_two_producers_with_one_id_are_told() -> None:
+    """The second message is not the first: "stored" would lose it."""
+
+    async def main(sim: Simulation) -> None:
+        disk = sim.disk()
+        env = sim.env(disk=disk)
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+
+        async def sent(body: bytes, **changes: Any) -> RemotingCommand:
+            header = send_header(properties="UNIQ_KEY\x01same\x02", **changes)
+            command = RemotingCommand.request(310, header, body=body, ext={"_once": "broker-a"})
+            return await peer.host.run(peer.client.request(peer.address, command, 5.0))
+
+        first, second = await asyncio.gather(sent(b"one"), sent(b"another"))  # the first is under way
+        assert first.code == 0
+        for answer in (second, await sent(b"another")):
+            assert answer.code == 13 and "another message was sent with the UNIQ_KEY 'same'" in (answer.remark or "")
+        assert (await sent(b"another", queue_id=1)).code == 0  # elsewhere an id is its queue's own
+        await peer.close()
+        host.kill(power_cut=False)
+        disk.process_died()
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        assert (await sent(b"another")).code == 13
+        # Of one content there are many compressed forms.
+        assert (await sent(b"one")).code == (await sent(b"compressed", sys_flag=1)).code == 0
+        assert await peer.drain() == [b"one"]  # of the first queue
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
 
 
 def key(producer: str, number: int) -> str:
@@ -59,9 +93,9 @@ def test_so_many_repetitions_wait_and_no_more() -> None:
     once = SentOnce[int](lambda *place: None, most=5)
     told: list[int] = []
     for _ in range(2):
-        first = once.begin("t", 0, "new", told.append)
+        first = once.begin("t", 0, "new", 1, told.append)
         assert first is not None
-        answers = [once.begin("t", 0, "new", told.append) for _ in range(7)]
+        answers = [once.begin("t", 0, "new", 1, told.append) for _ in range(7)]
         assert answers[:5] == [None] * 5 and isinstance(answers[6], Refusal)
         assert answers[6].remark == "a repetition cannot wait: the broker's limit repetitions=5 is reached"
         assert callable(first)

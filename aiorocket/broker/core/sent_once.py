@@ -13,13 +13,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Container, Generator, Mapping
 from typing import Any, Generic, TypeVar
+from zlib import crc32
 
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.turns import A_TURN, whole
 from aiorocket.config import Limits
 from aiorocket_protocol import ResponseCode
+from aiorocket_protocol.record_layout import SYS_FLAG_COMPRESSED
 
-__all__ = ("PER_PRODUCER", "SentOnce", "SentTable", "producer_of")
+__all__ = ("PER_PRODUCER", "SentOnce", "SentTable", "content_of", "producer_of")
 
 #: Messages that are known of one producer in one queue.
 PER_PRODUCER = 1024
@@ -34,6 +36,19 @@ Done = Callable[[R], None]
 def producer_of(unique: str) -> str:
     """What of a UNIQ_KEY is its producer."""
     return unique[:-_NUMBER]
+
+
+def content_of(body: bytes, sys_flag: int) -> int | None:
+    """By what two messages with one UNIQ_KEY are told apart. None for a compressed body: one program makes other bytes
+    of the same content than another."""
+    return None if sys_flag & SYS_FLAG_COMPRESSED else crc32(body)
+
+
+def _another(unique: str, content: int | None, known: int | None) -> Refusal | None:
+    if content is None or known is None or content == known:
+        return None
+    text = f"another message was sent with the UNIQ_KEY {unique!r:.140}, so this one is not stored: it needs its own id"
+    return Refusal(ResponseCode.MESSAGE_ILLEGAL, text)
 
 
 class SentTable:
@@ -133,35 +148,49 @@ class SentTable:
 
 
 class SentOnce(Generic[R]):
-    """``stored(topic, queue id, UNIQ_KEY)`` is the result of a message that is stored, else None. ``most`` repetitions
-    may wait for their first attempts, of all producers."""
+    """``stored(topic, queue id, UNIQ_KEY)`` is the result of a message that is stored, and its content, else None.
+    ``most`` repetitions may wait for their first attempts, of all producers."""
 
-    def __init__(self, stored: Callable[[str, int, str], R | None], most: int = Limits().repetitions) -> None:
+    def __init__(
+        self, stored: Callable[[str, int, str], tuple[R, int | None] | None], most: int = Limits().repetitions
+    ) -> None:
         self._stored = stored
         self._most = most
-        self._under_way: dict[tuple[str, int, str], list[Done[R]]] = {}
+        self._under_way: dict[tuple[str, int, str], tuple[int | None, list[Done[R]]]] = {}
         self._repeats = 0
 
     def begin(
-        self, topic: str, queue_id: int, unique: str, done: Done[R], elsewhere: tuple[str, int] | None = None
+        self,
+        topic: str,
+        queue_id: int,
+        unique: str,
+        content: int | None,
+        done: Done[R],
+        elsewhere: tuple[str, int] | None = None,
     ) -> Done[R] | Refusal | None:
         """None when the message is stored (``done`` was called with its result) or being stored (it will be), there or
-        ``elsewhere``; else what to give to the store in place of ``done``. Errors as of ``stored``."""
+        ``elsewhere``; else what to give to the store in place of ``done``. A refusal where that one's ``content``
+        differs (``content_of``): it is another message, and to say that it is stored would lose this one. Errors as of
+        ``stored``."""
         for queue in ((topic, queue_id), elsewhere) if elsewhere else ((topic, queue_id),):
             waiting = self._under_way.get((*queue, unique))
             if waiting is not None:
+                if (refusal := _another(unique, content, waiting[0])) is not None:
+                    return refusal
                 if self._repeats >= self._most:  # what it repeats may be stored, so "busy" would say too much
                     text = f"a repetition cannot wait: the broker's limit repetitions={self._most} is reached"
                     return Refusal(ResponseCode.SYSTEM_ERROR, text)
                 self._repeats += 1
-                waiting.append(done)
+                waiting[1].append(done)
                 return None
             result = self._stored(*queue, unique)
             if result is not None:
-                done(result)
+                if (refusal := _another(unique, content, result[1])) is not None:
+                    return refusal
+                done(result[0])
                 return None
         place = (topic, queue_id, unique)
-        self._under_way[place] = [done]
+        self._under_way[place] = content, [done]
         return lambda result: self._ended(place, result)
 
     def failed(self, topic: str, queue_id: int, unique: str) -> None:
@@ -169,7 +198,7 @@ class SentOnce(Generic[R]):
         self._under_way.pop((topic, queue_id, unique), None)
 
     def _ended(self, place: tuple[str, int, str], result: R) -> None:
-        told = self._under_way.pop(place)
+        _, told = self._under_way.pop(place)
         self._repeats -= len(told) - 1
         for done in told:
             done(result)

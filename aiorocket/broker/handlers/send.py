@@ -256,7 +256,7 @@ class SendHandlers:
                 elsewhere = header.topic, told_queue
             elif TIMER_PREFIX in properties:
                 elsewhere = TIMER_TOPIC, 0
-            first = self._once.begin(topic, queue_id, unique, began, done, elsewhere)
+            first = self._once.begin(topic, queue_id, unique, began, body, header.sys_flag, done, elsewhere)
             if first is None:
                 return
             if isinstance(first, Refusal):
