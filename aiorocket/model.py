@@ -49,20 +49,25 @@ def average(queues: Sequence[Queue], client_ids: Sequence[str], me: str) -> list
     """Contiguous blocks (AVG); the first ``len(queues) % len(client_ids)`` members get one more. Empty when not a
     member."""
     ordered, members = sorted(queues), sorted(set(client_ids))
-    if me not in members:
-        return []
-    index, count = members.index(me), len(members)
-    share, rest = divmod(len(ordered), count)
+    return ordered[average_share(len(ordered), members.index(me), len(members))] if me in members else []
+
+
+def average_share(queues: int, index: int, members: int) -> slice:
+    """Which of so many queues AVG gives the member at ``index`` of so many, all of them in order."""
+    share, rest = divmod(queues, members)
     start = index * share + min(index, rest)
-    return ordered[start : start + share + (1 if index < rest else 0)]
+    return slice(start, start + share + (1 if index < rest else 0))
 
 
 def average_by_circle(queues: Sequence[Queue], client_ids: Sequence[str], me: str) -> list[Queue]:
     """Every ``len(client_ids)``-th queue (AVG_BY_CIRCLE). Empty when not a member."""
-    members = sorted(set(client_ids))
-    if me not in members:
-        return []
-    return sorted(queues)[members.index(me) :: len(members)]
+    ordered, members = sorted(queues), sorted(set(client_ids))
+    return ordered[circle_share(len(ordered), members.index(me), len(members))] if me in members else []
+
+
+def circle_share(queues: int, index: int, members: int) -> slice:
+    """The same of AVG_BY_CIRCLE."""
+    return slice(index, queues, members)
 
 
 class SendStatus(Enum):

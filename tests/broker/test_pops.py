@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from aiorocket.broker.core import pops
 from aiorocket.broker.core.modes import Mode, ModeTable, assign
 from aiorocket.broker.core.pops import PopTable, QueueKey, encode_acknowledged, encode_forgotten, encode_reset
-from aiorocket.model import Queue
+from aiorocket.model import Queue, average, average_by_circle
 
 KEY = QueueKey("T", "g", 0)
 
@@ -282,3 +284,24 @@ def test_assignments() -> None:
     assert [assign(Mode("POP", 1), queues, many, me, "AVG") for me in many] == [[queues[n % 6]] for n in range(10)]
     assert assign(Mode(), queues, members, "c9", "AVG") is None
     assert assign(Mode(), queues, members, "c1", "?") is None
+
+
+@pytest.mark.parametrize(("strategy", "allocate"), [("AVG", average), ("AVG_BY_CIRCLE", average_by_circle)])
+def test_queues_are_sorted_once_however_many_members_share_them(
+    strategy: str, allocate: Callable[[list[Queue], list[str], str], list[Queue]]
+) -> None:
+    """Once for each of them: 0.5 s for 1,500 members and 2,048 queues."""
+    compared = 0
+
+    class Counted(Queue):
+        def __lt__(self, other: tuple[object, ...]) -> bool:
+            nonlocal compared
+            compared += 1
+            return tuple.__lt__(self, other)
+
+    members = [f"c{number:03}" for number in range(200)]
+    queues: list[Queue] = [Counted("T", "b", number) for number in range(410)]
+    found = assign(Mode("POP", 150), queues, members, "c100", strategy)
+    assert compared < 10_000
+    sharing = [members[number % 200] for number in range(100, 251)]
+    assert found == sorted({queue for member in sharing for queue in allocate(queues, members, member)})

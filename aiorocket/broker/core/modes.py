@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 from aiorocket.broker.core.names import Refusal, full
 from aiorocket.config import Limits
-from aiorocket.model import Queue, average, average_by_circle
+from aiorocket.model import Queue, average_share, circle_share
 from aiorocket_protocol import ANY_QUEUE, POP_MODE, PULL_MODE
 
 __all__ = ("Mode", "ModeTable", "assign")
 
-_STRATEGIES = {"AVG": average, "AVG_BY_CIRCLE": average_by_circle}
+_STRATEGIES = {"AVG": average_share, "AVG_BY_CIRCLE": circle_share}
 
 
 class Mode(NamedTuple):
@@ -52,16 +52,16 @@ class ModeTable:
 def assign(mode: Mode, queues: Sequence[Queue], members: Sequence[str], me: str, strategy: str) -> list[Queue] | None:
     """What ``me`` of the group's ``members`` gets of a topic's queues; None when there is no such strategy, or no such
     member: it keeps what it has."""
-    allocate = _STRATEGIES.get(strategy)
+    share = _STRATEGIES.get(strategy)
     members = sorted(set(members))
-    if allocate is None or me not in members:
+    if share is None or me not in members:
         return None
+    queues, index, count = sorted(queues), members.index(me), len(members)
     if mode.name != POP_MODE:
-        return allocate(queues, members, me)
-    if mode.share <= 0 or mode.share >= len(members) - 1:
+        return queues[share(len(queues), index, count)]
+    if mode.share <= 0 or mode.share >= count - 1:
         return sorted({queue._replace(queue_id=ANY_QUEUE) for queue in queues})
-    index = members.index(me)
-    if len(members) > len(queues):
-        return [sorted(queues)[index % len(queues)]] if queues else []
-    shared = [members[(index + step) % len(members)] for step in range(mode.share + 1)]
-    return sorted({queue for member in shared for queue in allocate(queues, members, member)})
+    if count > len(queues):
+        return [queues[index % len(queues)]] if queues else []
+    shared = (share(len(queues), (index + step) % count, count) for step in range(mode.share + 1))
+    return sorted({queue for mine in shared for queue in queues[mine]})
