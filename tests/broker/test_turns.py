@@ -38,8 +38,11 @@ from aiorocket_protocol import (
     CloneGroupOffsetRequestHeader,
     ConsumerData,
     DeleteTopicRequestHeader,
+    GetConsumerConnectionListRequestHeader,
+    GetConsumerListByGroupRequestHeader,
     GetConsumeStatsInBrokerHeader,
     GetConsumeStatsRequestHeader,
+    GetProducerConnectionListRequestHeader,
     GetTopicStatsInfoRequestHeader,
     HeartbeatData,
     LockBatchBody,
@@ -589,6 +592,51 @@ async def test_a_stop_answers_all_that_wait_some_in_a_turn(what: str) -> None:
         codes = {(await peer.answer()).code for _ in range(2_500)}
         assert codes == {{"pulls": 19, "pops": 210, "held": 20}[what]}
         await peer.close()
+
+
+@pytest.mark.parametrize("serialize_type", [JSON, MSGPACK])
+async def test_members_of_large_groups_are_listed_in_turns(
+    serialize_type: int, broker: Broker, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 96,000 producers 328 took 0.7 s, and all of 16,000 consumers ask for 38 when one came, 17 ms each."""
+    await peer.pull()
+    names = [f"c{number:04}" for number in range(2_000)]
+    for number, name in enumerate(names):
+        member: Any = number
+        broker.consumers.register("g", connection=member, client_id=name, now=0.0)
+        broker.producers.register("p", connection=member, client_id=name, now=0.0)
+        broker.producers.register(name, connection=member, client_id=name, now=0.0)
+    (connection,) = broker.server.connections
+    written: list[int] = []
+
+    def noted(value: Any, kind: int) -> bytes:
+        written[-1] += isinstance(value, list)
+        return encode_body(value, kind)
+
+    monkeypatch.setattr("aiorocket_protocol.long_bodies.encode_body", noted)
+    for code, header, member, least in (
+        (203, GetConsumerConnectionListRequestHeader("g"), "connectionSet", 2_000),
+        (204, GetProducerConnectionListRequestHeader("p"), "connectionSet", 2_000),
+        (328, None, "data", 4_000),
+        (38, GetConsumerListByGroupRequestHeader("g"), "consumerIdList", 2_000),
+        (38, GetConsumerListByGroupRequestHeader("g"), "consumerIdList", 0),
+    ):
+        command = RemotingCommand.request(code, header)
+        command.serialize_type = serialize_type
+        serving: Any = broker.server.processors.handler(code)(connection, command)
+        task = asyncio.ensure_future(serving)
+        written[:] = [0]
+        while not task.done():
+            await asyncio.sleep(0)
+            written.append(0)
+        plain = decode_plain(task.result().body, serialize_type)[member]
+        assert sum(written) == least and max(written) <= 1_000, code
+        shown = plain["p"] if code == 328 else plain
+        found = shown if code == 38 else [one["clientId"] for one in shown]
+        assert found == names and (code != 328 or len(plain) == 2_001)
+    assert broker.consumers.unregister("g", 1_999)  # type: ignore[arg-type] # any key will do
+    answer = await peer.call(38, GetConsumerListByGroupRequestHeader("g"))
+    assert decode_plain(answer.body, answer.serialize_type)["consumerIdList"] == names[:-1]
 
 
 LONG = " OR ".join(f"a{number} = 'x'" for number in range(200))

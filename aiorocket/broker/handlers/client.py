@@ -37,6 +37,7 @@ from aiorocket_protocol import (
     UnregisterClientRequestHeader,
     decode_plain,
     encode_body,
+    list_body,
     retry_topic,
 )
 from aiorocket_protocol.plain import Plain
@@ -52,6 +53,8 @@ _log = logging.getLogger("aiorocket.broker")
 
 #: Members that are told of others in one turn of the loop: some 5 ms.
 _NOTICES_PER_TURN = 1000
+#: Members of a group that are named at once.
+_FEW = 500
 #: Bytes of a heartbeat that is registered at once: of filters, which cost half a millisecond for a thousand characters,
 #: a longer one may hold a megabyte, and has a quarter of this in a turn. A subscription costs as much as so many.
 _AT_ONCE, _OF_ONE = 64 << 10, 100
@@ -80,6 +83,8 @@ class ClientHandlers:
         self._producers: GroupTable[Connection] = tables.producers
         self._topics_changed = topics_changed
         self._one_long = asyncio.Lock()  # one works in turns of the loop, not each of many
+        #: The long list of members that was asked for last: all of them ask for it when one came.
+        self._list: tuple[list[str], int, bytes] = [], 0, b""
         self._to_notify: dict[str, None] = {}
         #: Members that are told in the turns to come, and of which group.
         self._notices: deque[tuple[Connection, NotifyConsumerIdsChangedRequestHeader]] = deque()
@@ -225,16 +230,26 @@ class ClientHandlers:
         self._rearm()
         return RemotingCommand.response()
 
-    def consumer_list(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Code 38: without members the answer is an error, never an empty list."""
+    def consumer_list(
+        self, connection: Connection, command: RemotingCommand
+    ) -> RemotingCommand | Awaitable[RemotingCommand]:
+        """Code 38: without members the answer is an error, never an empty list. Those of a large group have turns."""
         group = command.read(GetConsumerListByGroupRequestHeader).consumer_group
+        kind = connection.reply_type(command)
         live = self._consumers.get(group)
-        if live is None:
-            return RemotingCommand.response(
-                ResponseCode.SYSTEM_ERROR, remark=f"no consumer for this group, {group:.255}"
-            )
-        body = encode_body(ConsumerListBody(live.client_ids()), connection.reply_type(command))
-        return RemotingCommand.response(body=body)
+        if live is not None and len(live.members) > _FEW:
+            return self._long_list(group, kind)
+        return _nobody(group) if live is None else _listed(encode_body(ConsumerListBody(live.client_ids()), kind))
+
+    async def _long_list(self, group: str, kind: int) -> RemotingCommand:
+        async with self._one_long:
+            await asyncio.sleep(0)
+            if (live := self._consumers.get(group)) is None:
+                return _nobody(group)
+            ids = live.client_ids()
+            if self._list[0] is not ids or self._list[1] != kind:
+                self._list = ids, kind, await in_turns(list_body({}, "consumerIdList", ids, kind))
+            return _listed(self._list[2])
 
     def check_client_config(
         self, connection: Connection, command: RemotingCommand
@@ -339,6 +354,14 @@ class ClientHandlers:
                 connection.oneway(RemotingCommand.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header, oneway=True))
             except RocketError:
                 continue  # closed or not reading: it will find out by itself within its 20 s
+
+
+def _nobody(group: str) -> RemotingCommand:
+    return RemotingCommand.response(ResponseCode.SYSTEM_ERROR, remark=f"no consumer for this group, {group:.255}")
+
+
+def _listed(body: bytes) -> RemotingCommand:
+    return RemotingCommand.response(body=body)
 
 
 def _few(plain: Any, most: int) -> Any:

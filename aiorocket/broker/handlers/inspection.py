@@ -6,10 +6,13 @@ resetMasterFlushOffset ask these, and the pages of RocketMQ's dashboard."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from aiorocket.broker.core.tables import Tables
+from aiorocket.broker.core.turns import A_SHORT_TURN
 from aiorocket.config import BrokerConfig
+from aiorocket.runtime.turns import in_turns
 from aiorocket_protocol import (
     LANGUAGE_NAMES,
     SYSTEM_TOPICS,
@@ -21,7 +24,9 @@ from aiorocket_protocol import (
     ResponseCode,
     TopicListBody,
     encode_body,
+    list_body,
     reply_topic,
+    table_body,
 )
 
 if TYPE_CHECKING:
@@ -108,11 +113,16 @@ class InspectionHandlers:
         ]
         return _answer(connection, command, plain)
 
-    def all_producers(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def all_producers(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 328."""
+        return RemotingCommand.response(body=await in_turns(self._all_producers(connection.reply_type(command))))
+
+    def _all_producers(self, kind: int) -> Generator[None, None, bytes]:
         wall, now = self._clock.wall_ms(), self._loop.time()
-        table = {
-            group.name: [
+        written: list[bytes] = []
+        members = 0
+        for group in list(self._producers):
+            plain = (
                 {
                     "clientId": member.client_id,
                     "language": LANGUAGE_NAMES.get(member.language, "OTHER"),
@@ -120,11 +130,14 @@ class InspectionHandlers:
                     "remoteIP": member.peer,
                     "version": member.version,
                 }
-                for member in group.members.values()
-            ]
-            for group in self._producers
-        }
-        return _answer(connection, command, {"data": table})
+                for member in list(group.members.values())
+            )
+            members += 1 + len(group.members)
+            written.append((yield from list_body({}, group.name, plain, kind)))
+            if members >= A_SHORT_TURN:
+                members = 0
+                yield
+        return (yield from table_body({}, "data", written, lambda group: group, kind))
 
     def topics_of_group(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 343: the topics that a group has offsets in."""

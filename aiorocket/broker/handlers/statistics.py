@@ -218,7 +218,7 @@ class StatisticsHandlers:
         writing = list_body({}, "consumeTimeSpanSet", spans, connection.reply_type(command))
         return RemotingCommand.response(body=await in_turns(writing))
 
-    def consumer_connections(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def consumer_connections(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 203."""
         group = command.read(GetConsumerConnectionListRequestHeader).consumer_group
         live = self._consumers.get(group)
@@ -226,16 +226,17 @@ class StatisticsHandlers:
             return RemotingCommand.response(
                 ResponseCode.CONSUMER_NOT_ONLINE, remark=f"the consumer group[{group:.255}] not online"
             )
-        answer = ConsumerConnection(
-            connections=_connections(live.members.values()),
+        rest = ConsumerConnection(
+            connections=[],
             subscriptions={topic: known.data for topic, known in live.subscriptions.items()},
             consume_type=live.consume_type,
             message_model=live.message_model,
             consume_from_where=live.consume_from_where,
-        )
-        return RemotingCommand.response(body=encode_body(answer, connection.reply_type(command)))
+        ).to_plain()
+        del rest["connectionSet"]
+        return await _connections(connection, command, rest, live.members.values())
 
-    def producer_connections(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def producer_connections(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 204."""
         group = command.read(GetProducerConnectionListRequestHeader).producer_group
         live = self._producers.get(group)
@@ -243,8 +244,7 @@ class StatisticsHandlers:
             return RemotingCommand.response(
                 ResponseCode.SYSTEM_ERROR, remark=f"the producer group[{group:.255}] not exist"
             )
-        plain = {"connectionSet": [data.to_plain() for data in _connections(live.members.values())]}
-        return RemotingCommand.response(body=encode_body(plain, connection.reply_type(command)))
+        return await _connections(connection, command, {}, live.members.values())
 
     def stats_data(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 315: what came in or went out in the last minute, hour and day. The average per call (avgpt) is left
@@ -418,13 +418,18 @@ def _answer(connection: Connection, command: RemotingCommand, plain: dict[str, A
     return RemotingCommand.response(body=encode_body(keyed(plain, kind), kind))
 
 
-def _connections(members: Iterable[Member[Connection]]) -> list[ClientConnection]:
-    return [
+async def _connections(
+    connection: Connection, command: RemotingCommand, rest: dict[str, Any], members: Iterable[Member[Connection]]
+) -> RemotingCommand:
+    """The members of a group as they are now, written in turns, and the ``rest`` of the answer."""
+    plain = (
         ClientConnection(
             client_addr=member.peer,
             client_id=member.client_id,
             language=LANGUAGE_NAMES.get(member.language, "OTHER"),
             version=member.version,
-        )
-        for member in members
-    ]
+        ).to_plain()
+        for member in list(members)
+    )
+    writing = list_body({}, "connectionSet", plain, connection.reply_type(command), rest)
+    return RemotingCommand.response(body=await in_turns(writing))
