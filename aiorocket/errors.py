@@ -39,7 +39,7 @@ class UsageError(RocketError):
 
 
 class BadNameError(UsageError):
-    """A name that no topic, group or tag can have, whatever servers know."""
+    """A name that no topic, group or tag can have, whatever servers know; or none of those that a file has."""
 
 
 class WrongLoopError(UsageError):

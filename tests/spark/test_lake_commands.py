@@ -84,10 +84,50 @@ def test_archive_goes_on_where_it_ended_and_restore_brings_it_back(
     assert report("restore", path, copy, *server)["rows_out"] == 0
 
 
-def test_a_topic_that_is_not_there_is_one_line(spark: SparkSession, nameserver: str, tmp_path: Path) -> None:
-    result = lake("archive", "nowhere-at-all", tmp_path / "lake", "--nameserver", nameserver)
+@pytest.mark.parametrize("command", [("archive", "nowhere-at-all"), ("dedup", "--topic", "nowhere-at-all", "--out")])
+def test_a_topic_that_is_not_there_is_one_line(
+    spark: SparkSession, nameserver: str, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    """And no folder, which would hold an archive of nothing."""
+    result = lake(*command, tmp_path / "lake", "--nameserver", nameserver)
     assert result.exit_code == 1
     assert [line for line in result.stderr.splitlines() if line.startswith("Error: ") and "nowhere-at-all" in line]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "restore LAKE --nameserver NS --only orders --only nosuch",
+        "compact LAKE --only nosuch",
+        "dedup --archive LAKE --topic orders,nosuch --out OUT",
+    ],
+)
+def test_a_topic_that_is_not_in_the_archive_is_one_line(
+    spark: SparkSession, nameserver: str, tmp_path: Path, command: str
+) -> None:
+    by_hand(tmp_path / "lake", {Q0: range(3)})
+    given = {"LAKE": str(tmp_path / "lake"), "OUT": str(tmp_path / "out"), "NS": nameserver}
+    result = lake(*(given.get(word, word) for word in command.split()))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.endswith("Error: topic 'nosuch' is not in the archive, which has orders\n")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_archive_and_a_table_have_folders_of_their_own(
+    spark: SparkSession, nameserver: str, topic: str, tmp_path: Path
+) -> None:
+    archive, table = tmp_path / "lake", tmp_path / "out"
+    by_hand(archive, {Q0: range(3)})
+    before = sorted(archive.rglob("*"))
+    refused = lake("dedup", "--archive", archive, "--out", archive)
+    assert f"Error: {archive} is an archive: the table of dedup needs a folder of its own\n" in refused.stderr
+    assert (refused.exit_code, sorted(archive.rglob("*"))) == (1, before)
+    report("dedup", "--archive", archive, "--out", table)
+    create_topic(nameserver, topic)
+    refused = lake("archive", topic, table, "--nameserver", nameserver)
+    assert f"Error: {table} is the table of a step: an archive needs a folder of its own\n" in refused.stderr
+    assert (refused.exit_code, (table / "_archive.json").exists()) == (1, False)
 
 
 def test_what_spark_refuses_is_one_line(spark: SparkSession, tmp_path: Path) -> None:

@@ -181,9 +181,9 @@ def test_what_cannot_be_is_refused(spark: SparkSession, nameserver: str, tmp_pat
     add(lake, {Q: range(3)})
     with pytest.raises(UsageError, match="limit=-1"):
         restore(spark, str(tmp_path / "a"), nameserver, limit=-1)
-    restore(spark, str(tmp_path / "a"), nameserver, topics=["none"], name="mine")
+    restore(spark, str(tmp_path / "a"), nameserver, limit=0, name="mine")
     with pytest.raises(UsageError, match="other arguments"):
-        restore(spark, str(tmp_path / "a"), nameserver, topics=["some"], name="mine")
+        restore(spark, str(tmp_path / "a"), nameserver, topics=[Q.topic], name="mine")
     make(tmp_path / "b", columns=["topic", "brokerName", "queueId", "queueOffset", "storeTimestamp"])
     with pytest.raises(UsageError, match="has no body"):
         restore(spark, str(tmp_path / "b"), nameserver)

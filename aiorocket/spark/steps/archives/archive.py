@@ -85,11 +85,9 @@ def archive(
     text = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
     text |= {"nameServer": name_server, **({"topic": topic} if topic else {})}
     run = Run(spark, path, text, format, max_rows, on_progress, on_step)
+    way = Rounds(run) if mode == "direct" else _Stream(run)
     with run.alone(stop):
-        if mode == "direct":
-            Rounds(run).go(follow, interval, stop)
-        else:
-            _Stream(run).go(follow, interval, stop)
+        way.go(follow, interval, stop)
     return run.report(mode)
 
 

@@ -39,6 +39,7 @@ from aiorocket.spark.steps.files.manifest import (
 )
 from aiorocket.spark.steps.proof import total
 from aiorocket.spark.steps.report import Progress, ProgressCall, StepReport, waiting
+from aiorocket.spark.steps.tables.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -86,6 +87,7 @@ class Run:
         if not self.options.decompress:
             raise UsageError("decompress=false: an archive holds bodies as they were sent, leave the option out")
         filtered = bool(self.options.tags or self.options.sql_filter)
+        self._path = path
         self._create = partial(Archive.create, path, format=format, columns=columns, filtered=filtered)
         self._folder = Folder(path)
         self.archive: Archive
@@ -100,6 +102,10 @@ class Run:
     @contextmanager
     def alone(self, stop: Callable[[], bool] | None) -> Iterator[None]:
         """Within it no other run writes commits here, and what those that crashed left is cleared away."""
+        if not Archive.there(self._path):
+            if Table.there(self._path) is not None:
+                raise UsageError(f"{self._path} is the table of a step: an archive needs a folder of its own")
+            call(_look, self.options, {})  # what cannot be read begins no archive
         told = waiting("archive", self._on_progress)
         with claim(self._folder, "archive", stop=stop or (lambda: False), told=told) as self._claim:
             self.archive = self._create()

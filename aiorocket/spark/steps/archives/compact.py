@@ -110,6 +110,7 @@ def _compact_archive(
     began: float,
 ) -> StepReport:
     first = snapshot = archive.snapshot()
+    first.check_topics(topics)
     _tidy(archive, snapshot)
     sync(archive, snapshot)
     groups = _groups(snapshot, target_bytes, topics)

@@ -133,6 +133,7 @@ class _Selection:
         self.spark = spark
         self.archive = archive
         self.snapshot = archive.snapshot()
+        self.snapshot.check_topics(topics)
         self.files = self.snapshot.select(topics, since, until)
         self.filtered = archive.filtered or where is not None or since is not None or until is not None
         #: Nothing is chosen by what is in a row.

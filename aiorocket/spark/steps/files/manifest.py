@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
-from aiorocket.errors import RocketError, UsageError
+from aiorocket.errors import BadNameError, RocketError, UsageError
 from aiorocket.model import Queue
 from aiorocket.runtime.clock import WallClock
 from aiorocket.runtime.entropy import Entropy
@@ -122,6 +122,12 @@ class Snapshot:
     def version(self) -> int:
         """How many commits and generations there were; each makes it larger by one."""
         return self.last + 1 + self.generation
+
+    def check_topics(self, topics: Iterable[str] | None) -> None:
+        """BadNameError for one of ``topics`` that nothing is archived of."""
+        known = sorted({queue.topic for queue in self.queues})
+        if lacking := sorted(set(topics or ()).difference(known)):
+            raise BadNameError(f"topic {lacking[0]!r} is not in the archive, which has {', '.join(known) or 'none'}")
 
     def done(self, query: str, batch: int) -> bool:
         """Whether this batch is in the archive."""

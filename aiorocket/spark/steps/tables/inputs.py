@@ -108,6 +108,7 @@ class _Archived(Rows):
         self._given = given
         self._archive = Archive.open(given.archive)
         snapshot = self._archive.snapshot()
+        snapshot.check_topics(given.topics)
         self._files = snapshot.select(given.topics, given.since, given.until)
         self.ranges = snapshot.ranges(given.topics)
         self.provable = not self._archive.filtered and given.since is None and given.until is None

@@ -27,6 +27,7 @@ from aiorocket.spark.fetch import DataLossError
 from aiorocket.spark.planner import QueueRange, admit
 from aiorocket.spark.steps.files.claims import claim
 from aiorocket.spark.steps.files.folder import Folder
+from aiorocket.spark.steps.files.manifest import Archive
 from aiorocket.spark.steps.proof import prove, total
 from aiorocket.spark.steps.report import Progress, ProgressCall, StepReport, waiting
 from aiorocket.spark.steps.tables.inputs import Input, Rows, open_rows
@@ -95,7 +96,7 @@ def add(
     if max_rows < 1:
         raise UsageError(f"max_rows={max_rows}: 1 or more")
     began = perf_counter()
-    with _table(step, given, output, settings, stop, on_progress, evolves) as table:
+    with _table(step, spark, given, output, settings, stop, on_progress, evolves) as table:
         if table:
             opened(table)
         rows = open_rows(spark, given)
@@ -183,7 +184,7 @@ def whole(
     ``few`` makes of each row what ``make`` gets. A topic's rows are kept in memory, and where that is short on disk; an
     archive's are not, as to read the columns of a query again costs less. Parts that ``make`` keeps are let go."""
     began = perf_counter()
-    with _table(step, given, output, settings, stop, on_progress) as table:
+    with _table(step, spark, given, output, settings, stop, on_progress) as table:
         rows = open_rows(spark, given)
         ranges = {queue: each for queue, each in rows.ranges.items() if each[0] < each[1]}
         snapshot = table.snapshot() if table else TableSnapshot()
@@ -269,6 +270,7 @@ def plain(value: Any) -> Any:
 @contextmanager
 def _table(
     step: str,
+    spark: SparkSession,
     given: Input,
     output: Output,
     settings: Mapping[str, object],
@@ -279,6 +281,10 @@ def _table(
     if output.path is None:
         yield None
         return
+    if Table.there(output.path) is None:
+        if Archive.there(output.path):
+            raise UsageError(f"{output.path} is an archive: the table of {step} needs a folder of its own")
+        open_rows(spark, given)  # what cannot be read begins no table
     with claim(Folder(output.path), "table", stop=stop, told=waiting(step, on_progress)) as held:
         table = Table.open(output.path, step, {**given.settings(), **settings}, output.format, evolves)
         table.claim = held
