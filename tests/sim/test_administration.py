@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from aiorocket.client.admin.admin import Admin
 from aiorocket.client.app import Client
 from aiorocket.client.message import Message
 from aiorocket.client.pull.pull_consumer import PullConsumer
-from aiorocket.config import ClientConfig, ConsumerConfig
+from aiorocket.config import ClientConfig, ConsumerConfig, MissingTopics
 from aiorocket.errors import RemoteError
 from aiorocket.testing import SimBroker, SimCluster, Simulation, check, checkers, simulate
 from aiorocket_protocol import (
@@ -171,7 +173,27 @@ def test_a_topic_that_gets_fewer_queues_costs_no_send() -> None:
     simulate(scenario)
 
 
-async def anew(cluster: SimCluster, gone: float) -> None:
+@pytest.mark.parametrize("missing", ["error", "wait", "create"])
+def test_a_topic_that_is_gone_is_left_until_it_is_back(
+    missing: MissingTopics, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the route that was known its queues were taken and dropped every 10 s."""
+    caplog.set_level(logging.INFO, "aiorocket.client")
+    took: list[int] = []
+
+    async def scenario(sim: Simulation) -> None:
+        async with SimCluster(sim) as cluster:
+            await cluster.create_topic("t", 2)
+            member = await cluster.consumer("g", "t", client=ClientConfig(missing_topics=missing))
+            await anew(cluster, 300, lambda: took.append(caplog.text.count("group g: took")))
+            took.append(caplog.text.count("group g: took"))
+            assert len(member.held("t")) == 2
+
+    simulate(scenario)
+    assert took == [1, 2]
+
+
+async def anew(cluster: SimCluster, gone: float, before: Callable[[], object] = lambda: None) -> None:
     """Send 20 messages, delete their topic, make it again ``gone`` seconds later and send 4."""
 
     async def delete() -> None:
@@ -184,6 +206,7 @@ async def anew(cluster: SimCluster, gone: float) -> None:
     await asyncio.sleep(15)
     await cluster.sim.host("10.9.9.8").run(delete())
     await asyncio.sleep(gone)
+    before()
     await cluster.create_topic("t", 2)
     for number in range(4):
         await sender.send("t", f"new{number}", timeout=60)

@@ -61,6 +61,8 @@ class Member:
         #: What to do about a topic that nobody has, where that is said of the topic; and those that are waited for now.
         self.if_missing: dict[str, MissingTopics] = {}
         self.missing: set[str] = set()
+        #: Topics that a broker had no more: the route we know of them may be old.
+        self.gone: set[str] = set()
         #: Topics that a broker wants to be popped.
         self.popping: set[str] = set()
         #: The brokers' queue locks, of an orderly consumer from its start on.

@@ -293,14 +293,16 @@ class Rebalancer:
     async def _route(self, topic: str) -> TopicRoute:
         member = self._member
         try:
-            route = await self._session.route(topic)
+            route = await self._session.route(topic, refresh=topic in member.gone)
         except TopicNotFoundError:
             policy = member.if_missing.get(topic, self._session.config.missing_topics)
-            if topic == member.retry_topic or policy != "create":
+            # One that was deleted while it was in use is not missed.
+            if topic == member.retry_topic or policy != "create" or topic in member.gone:
                 raise
             await create_topic(self._session, topic)
             log.info("created topic %r for group %r", unwrap(member.namespace, topic), member.group)
             route = await self._session.route(topic)
+        member.gone.discard(topic)
         if topic in member.missing:
             member.missing.discard(topic)
             log.warning("topic %r exists now: group %r begins with it", unwrap(member.namespace, topic), member.group)

@@ -213,6 +213,7 @@ class Fetcher(HeldQueue):
             return min(1.0, self.note(error))
         if code == _NO_TOPIC:
             # Deleted, and the group's offset with it: in a new topic of the name ours would pass over its beginning.
+            member.gone.add(queue.topic)
             self._pulling.begin_anew({queue: 0 if member.broadcasting else None})
         raise error
 
