@@ -178,6 +178,8 @@ class Broker:
             ahead=store.ahead,
         )
         await state.load()
+        # The generation that is left may be from before anybody was idempotent.
+        tables.sent.used |= "sent" in state.lost and tables.sent.at is not None
         if state.new and store.topics():
             _log.warning("%s/config is missing: what groups had consumed is not on record", self._directory)
         tables.follow_settings()

@@ -28,8 +28,9 @@ _log = logging.getLogger("aiorocket.broker")
 Done = Callable[[PutResult], None]
 
 _UNIQ_KEY = PROPERTY_UNIQ_KEY.encode()
-#: Newest bytes of the log that are read for it at most; messages, or queues, between which others have their turn.
-_SINCE, _A_TURN = 64 << 20, 256
+#: Newest bytes of the log that are read for it at most: of what came since the table was saved (seconds ago, but where
+#: that failed), and where it is lost. Messages, or queues, between which others have their turn.
+_SINCE, _WITHOUT, _A_TURN = 1 << 30, 64 << 20, 256
 #: Bytes of messages read at once, if it is more than one.
 _READ = 256 << 10
 #: Characters of a UNIQ_KEY that is remembered: the longest of any client has 56.
@@ -55,8 +56,9 @@ class Repetitions:
         store, table = self._store, self._table
         # What is stored does not say whether its producer is idempotent: those that are known to be come first.
         known, others = table.producers(), SentTable(most=table.most)
-        at = max(table.at or 0, store.max_physical - _SINCE)
-        if (table.at is None or table.used) and at < store.max_physical:
+        end = store.max_physical
+        at = max(0, end - _WITHOUT) if table.at is None else max(table.at, end - _SINCE)
+        if (table.at is None or table.used) and at < end:
             queues = [(topic.name, queue_id) for topic in topics for queue_id in range(topic.max_queues)]
             for left in reversed(range(_TRIES)):
                 queues = await self._read_ends(queues, at, known, others, wait=left > 0)
@@ -72,7 +74,7 @@ class Repetitions:
         """End a start that is under way. The table is saved once more for what others have sent since: it is complete
         up to there, and the next start need not read it."""
         self._closed = True
-        self._table.version += self._table.used
+        self._table.changes += self._table.used
 
     def begin(
         self,

@@ -33,7 +33,8 @@ _BEHIND = ("offsets", "delays", "timers", "transactions", "sent")
 class Table(Protocol):
     """What can be saved: ``version`` differs from the saved one when there is something to save."""
 
-    version: int
+    @property
+    def version(self) -> int: ...
 
     def to_dict(self) -> dict[str, Any]: ...
 

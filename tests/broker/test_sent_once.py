@@ -20,6 +20,7 @@ from aiorocket.config import Limits, ProducerConfig
 from aiorocket.config.server import Flush
 from aiorocket.errors import UsageError
 from aiorocket.model import SendReceipt
+from aiorocket.storage.snapshots import Snapshot
 from aiorocket.storage.written import WrittenLog
 from aiorocket.testing import SimCluster, Simulation, simulate
 from aiorocket_protocol import DeleteTopicRequestHeader, RemotingCommand, SendMessageResponseHeader, encode_batch
@@ -256,6 +257,82 @@ def test_the_first_of_all_is_known_when_the_broker_dies_with_its_answer(busy: bo
         await host.run(broker.close())
 
     simulate(main, seed)
+
+
+def test_much_that_others_send_before_a_kill_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than a start reads when the record is lost: in five seconds that is soon sent."""
+    monkeypatch.setattr("aiorocket.broker.repetitions._WITHOUT", 4096)
+
+    async def main(sim: Simulation) -> None:
+        disk = sim.disk()
+        env = sim.env(disk=disk)
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        await asyncio.sleep(6)  # it is saved that there is none
+        assert (await send(peer, "mine")).code == 0
+        for _ in range(20):
+            await peer.send(bytes(1000))
+        assert broker.store.max_physical > 4 * 4096
+        await peer.close()
+        host.kill(power_cut=False)
+        disk.process_died()
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        assert (await send(peer, "mine")).code == 0
+        assert (await peer.drain()).count(b"mine") == 1
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+def test_what_others_send_for_long_makes_no_start_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record is saved again when the log has grown by much, also when nobody was idempotent meanwhile."""
+    monkeypatch.setattr("aiorocket.broker.core.sent_once._MUCH", 4096)
+
+    async def main(sim: Simulation) -> None:
+        disk = sim.disk()
+        env = sim.env(disk=disk)
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        assert (await send(peer, "mine")).code == 0
+        await asyncio.sleep(6)  # it is saved
+        for _ in range(20):
+            await peer.send(bytes(1000))
+        await asyncio.sleep(6)
+        saved = Snapshot(disk, "/store/config/sent").load()
+        assert saved is not None and saved["at"] == broker.store.max_physical
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+def test_a_record_of_which_the_newest_is_damaged_hides_no_first_send() -> None:
+    """The one before may say that nobody was idempotent."""
+
+    async def main(sim: Simulation) -> None:
+        disk = sim.disk()
+        env = sim.env(disk=disk)
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        await asyncio.sleep(6)
+        assert (await send(peer, "mine")).code == 0
+        await peer.close()
+        host.kill(power_cut=False)
+        disk.process_died()
+        paths = [path for path in disk.files if "config/sent." in path]
+        newest = max(paths, key=lambda path: int(bytes(disk.files[path]).split(b"\n")[0].split()[-1]))
+        assert b'"used":true' in disk.files[newest]
+        disk.files[newest][-3] ^= 1
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        assert (await send(peer, "mine")).code == 0
+        assert (await peer.drain()).count(b"mine") == 1
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
 
 
 def test_a_start_that_is_closed_reads_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:

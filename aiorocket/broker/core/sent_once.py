@@ -27,6 +27,8 @@ __all__ = ("PER_PRODUCER", "SentOnce", "SentTable", "content_of", "producer_of")
 PER_PRODUCER = 1024
 #: What of a UNIQ_KEY is the number at its producer: milliseconds and counter.
 _NUMBER = 12
+#: Bytes of the log that a start may have to read because nobody was idempotent while they were written.
+_MUCH = 64 << 20
 
 R = TypeVar("R")
 #: What is answered: told to every attempt of a message when its first one has ended.
@@ -66,7 +68,12 @@ class SentTable:
         self._first: Callable[[], object] = lambda: None
         #: There was an idempotent producer, so a start looks for what is missing.
         self.used = False
-        self.version = 0
+        self.changes = 0
+
+    @property
+    def version(self) -> int:
+        """Another one when something changed, or the log has grown by much: where a start begins to read is saved."""
+        return self.changes + (self._end() // _MUCH if self.used and self._end is not None else 0)
 
     def __len__(self) -> int:
         return self._count
@@ -75,13 +82,13 @@ class SentTable:
         """Nothing is missing any more; ``end()`` says up to which log offset that is so. ``first`` is called when this
         is ``used`` from now on, which should be saved then."""
         self._end, self._first = end, first
-        self.version += 1
+        self.changes += 1
 
     def use(self) -> None:
         """One is about to be stored."""
         if not self.used:
             self.used = True
-            self.version += 1
+            self.changes += 1
             self._first()
 
     def offset(self, topic: str, queue_id: int, unique: str) -> int | None:
@@ -100,13 +107,13 @@ class SentTable:
             self._count -= 1
         while self._count > self.most:
             self._count -= len(self._stored.popitem(last=False)[1])
-        self.version += 1
+        self.changes += 1
         self.use()
 
     def delete_topics(self, topics: Container[str]) -> None:
         for key in [key for key in self._stored if key[0] in topics]:
             self._count -= len(self._stored.pop(key))
-            self.version += 1
+            self.changes += 1
 
     def producers(self) -> set[str]:
         return {producer for _, _, producer in self._stored}
@@ -120,7 +127,7 @@ class SentTable:
             self._stored.move_to_end(key, last=False)
             self._count += len(stored)
         self.used = self.used or bool(self._count)
-        self.version += 1
+        self.changes += 1
 
     def to_dict(self) -> dict[str, Any]:
         return whole(self.in_turns())
