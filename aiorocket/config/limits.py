@@ -28,7 +28,7 @@ class Limits:
     attributes: int = 2 * MIB
     #: Consumer groups that a broker knows, also those that came into being by being used.
     groups: int = 20_000
-    #: Committed offsets: (group, topic, queue).
+    #: Committed offsets: (group, topic, queue). Of resets a quarter as many (queue, connection) are remembered as told.
     offsets: int = 500_000
     #: Queue locks that are held or remembered.
     locks: int = 200_000

@@ -33,10 +33,11 @@ class ConsumerOffsets:
         self.resets: dict[tuple[str, str], dict[int, int]] = {}
         #: (group, topic) → until when no more is said of lower commits.
         self.quiet: dict[tuple[str, str], float] = {}
-        #: Who has been told of them, by group, topic and queue.
+        #: Who has been told of them, by group, topic and queue; a quarter as many as offsets in all.
         self._told: dict[tuple[str, str, int], set[Hashable]] = {}
         #: The same by who it is: an end looks at nobody else's.
         self._told_to: dict[Hashable, set[tuple[str, str, int]]] = {}
+        self._tellings = 0
         #: The pair that says from where on others are to be made again: a snapshot has of it no later offset than of
         #: these.
         self.read_first: tuple[str, str] | None = None
@@ -93,12 +94,15 @@ class ConsumerOffsets:
         if offset is None:
             return None
         key = group, topic, queue_id
-        told = self._told.setdefault(key, set())
-        if asked == offset and who in told:
+        if who not in self._told.get(key, ()):
+            if self._tellings >= max(1, self._most // 4):
+                self._untold(next(iter(self._told)))  # who has not gone there yet is told once more
+            self._told.setdefault(key, set()).add(who)
+            self._told_to.setdefault(who, set()).add(key)
+            self._tellings += 1
+        elif asked == offset:
             self.take_reset(group, topic, queue_id)
             return None
-        told.add(who)
-        self._told_to.setdefault(who, set()).add(key)
         return offset
 
     def lost(self, who: Hashable) -> None:
@@ -106,6 +110,7 @@ class ConsumerOffsets:
         for key in self._told_to.pop(who, ()):
             told = self._told[key]
             told.discard(who)
+            self._tellings -= 1
             if not told:
                 del self._told[key]
 
@@ -114,6 +119,7 @@ class ConsumerOffsets:
         for who in self._told.pop(key, ()):
             mine = self._told_to[who]
             mine.discard(key)
+            self._tellings -= 1
             if not mine:
                 del self._told_to[who]
 
