@@ -411,6 +411,24 @@ async def test_locks_of_many_queues_are_one_in_a_turn_and_given_back_behind_it(
     assert {task.result().code for task in serving} == {0}
 
 
+async def test_a_short_unlock_does_not_overtake_the_long_lock_of_its_turn(broker: Broker, peer: Peer) -> None:
+    """What it gave back was locked behind it, until the lease was over; and a lock went before what it was to renew."""
+    await peer.create_topic("wide", queues=2_000)
+    (connection,) = broker.server.connections
+    queues = [MessageQueue("wide", broker.config.name, number) for number in range(2_000)]
+    held = []
+    for requests in (((41, queues), (42, queues[:5])), ((42, queues), (41, queues[:5]))):
+        tasks = []
+        for code, some in requests:
+            command = RemotingCommand.request(code, body=encode_body(LockBatchBody("g", "c", some), JSON))
+            answer: Any = broker.server.processors.handler(code)(connection, command)
+            if not isinstance(answer, RemotingCommand):
+                tasks.append(asyncio.ensure_future(answer))
+        await asyncio.gather(*tasks)
+        held.append(len(list(broker.locks.holders(asyncio.get_running_loop().time()))))
+    assert held == [1_995, 5]
+
+
 async def test_a_topic_goes_with_all_its_retries_in_one_look_at_each_table(
     broker: Broker, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from aiorocket.broker.answers import refuse
@@ -74,8 +75,10 @@ class LockHandlers:
         #: (group, client id) → number of the newest connection it asked for locks on, and when it last did.
         self._locked: dict[tuple[str, str], tuple[int, float]] = {}
         self._kept = KEPT
-        #: One request of many queues works in a turn, and what comes behind it waits for it.
+        #: One request of many queues works in a turn, and what comes behind it waits for it: behind those that wait
+        #: for their turn, and behind one that came in this turn of the loop, whose task has not run yet.
         self._one_long = asyncio.Lock()
+        self._in_line, self._is_coming = 0, False
 
     def codes(self) -> dict[int, RequestHandler]:
         return {
@@ -87,14 +90,13 @@ class LockHandlers:
         self, connection: Connection, command: RemotingCommand
     ) -> RemotingCommand | Coroutine[Any, Any, RemotingCommand]:
         """Code 41: renew what the client holds, take what is free; answers what it holds then."""
-        if len(command.body) > _AT_ONCE or self._one_long.locked():
+        if self._waits(command):
             return self._lock_long(connection, command)
         return self._lock(connection, command, _request(command))
 
     async def _lock_long(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Of 10,000 queues each part takes tens of milliseconds: one is read, kept or answered in a turn."""
-        async with self._one_long:
-            await asyncio.sleep(0)
+        async with self._turn():
             request = _request(command)
             await asyncio.sleep(0)
             answer = self._lock(connection, command, request)
@@ -123,15 +125,33 @@ class LockHandlers:
         self, connection: Connection, command: RemotingCommand
     ) -> RemotingCommand | Coroutine[Any, Any, RemotingCommand]:
         """Code 42, also one-way. What is saved of it is saved later: to lose it delays the next owner, no more."""
-        if len(command.body) > _AT_ONCE or self._one_long.locked():
+        if self._waits(command):
             return self._unlock_long(connection, command)
         return self._unlock(connection, command)
 
     async def _unlock_long(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         # Behind what came in a turn before it: that may lock what this gives back, and the next owner would wait.
-        async with self._one_long:
-            await asyncio.sleep(0)
+        async with self._turn():
             return self._unlock(connection, command)
+
+    def _waits(self, command: RemotingCommand) -> bool:
+        if len(command.body) > _AT_ONCE and not self._is_coming:
+            self._is_coming = True
+            self._loop.call_soon(self._has_come)
+        return self._is_coming or self._in_line > 0
+
+    def _has_come(self) -> None:
+        self._is_coming = False
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        self._in_line += 1
+        try:
+            async with self._one_long:
+                await asyncio.sleep(0)
+                yield
+        finally:
+            self._in_line -= 1
 
     def _unlock(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         request = _request(command)
