@@ -26,8 +26,11 @@ from tests.ports import claims
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
+#: Of 200 seeds of each scenario, and of 100 examples of each property, a plain run takes half; ``.ci/run`` takes all.
+SEEDS = int(os.environ.get("AIOROCKET_SEEDS", "100"))
+
 # No test is a measurement: an example that is slow on a busy machine is no failure. What hangs meets pytest's timeout.
-hypothesis.settings.register_profile("aiorocket", deadline=None)
+hypothesis.settings.register_profile("aiorocket", deadline=None, max_examples=max(1, SEEDS // 2))
 hypothesis.settings.load_profile("aiorocket")
 
 #: What each of these shares is dear (a JVM, the syntax trees of all modules): one worker runs it all. Files of other
@@ -89,6 +92,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """``-m quick`` does not even read the folders of which it runs nothing: to import Spark takes seconds."""
     folder = collection_path.parent == Path(__file__).parent and collection_path.is_dir()
     return True if config.option.markexpr == "quick" and folder and collection_path.name not in _QUICK else None
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    mark = metafunc.definition.get_closest_marker("seeds")
+    if mark is not None:
+        metafunc.parametrize("seed", range(max(1, round(mark.args[0] * SEEDS / 200))))
 
 
 @pytest.hookimpl(tryfirst=True)

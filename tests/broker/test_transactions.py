@@ -610,7 +610,7 @@ def test_what_the_store_refuses_is_tried_again_by_the_broker_itself() -> None:
 
 
 @pytest.mark.parametrize("end", ["close", "kill", "power"])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.seeds(8)
 def test_outcomes_survive_the_end_of_the_broker(seed: int, end: str) -> None:
     """Each transaction has an outcome its producer knows. What was answered stands; what was not is asked about."""
 

@@ -357,7 +357,7 @@ def test_a_commit_of_a_queue_that_was_given_up_is_counted_and_ignored() -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.seeds(5)
 def test_members_that_come_and_go_lose_nothing_and_leave_nothing_uncommitted(seed: int) -> None:
     async def scenario(cluster: SimCluster) -> None:
         seen: Counter[str] = Counter()

@@ -86,7 +86,7 @@ def run(scenario: Callable[[Simulation, Cluster], Any], seed: int = 0) -> None:
     simulate(main, seed)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.seeds(5)
 def test_a_quiet_hour_keeps_members_and_queues(seed: int) -> None:
     async def scenario(sim: Simulation, cluster: Cluster) -> None:
         seen: list[bytes] = []
@@ -153,7 +153,7 @@ def test_a_power_cut_of_the_broker_loses_nothing_acknowledged(seed: int) -> None
     run(scenario, seed)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.seeds(5)
 def test_a_dead_members_queues_go_to_the_living(seed: int) -> None:
     async def scenario(sim: Simulation, cluster: Cluster) -> None:
         seen: Counter[bytes] = Counter()
@@ -181,7 +181,7 @@ def test_a_dead_members_queues_go_to_the_living(seed: int) -> None:
     run(scenario, seed)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.seeds(5)
 def test_a_partition_heals(seed: int) -> None:
     async def scenario(sim: Simulation, cluster: Cluster) -> None:
         seen: Counter[bytes] = Counter()
