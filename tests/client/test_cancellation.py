@@ -146,8 +146,9 @@ KINDS: dict[str, tuple[Callable[[Consumer, Seen], None], dict[str, Any]]] = {
 def test_a_consumer(kind: str, shared: bool, for_good: bool) -> None:
     """Start, consume, stop: no task, timer, socket or file is left, the group is unregistered, its locks are free, and
     the next member gets at once what was not finished."""
-    # Of a shared client every third, the others in harness/test_cancellation.py: what it adds is where it stops.
-    waits_of_a_consumer(kind, shared, for_good, range(1 + list(KINDS).index(kind) % 3, 1000, 3) if shared else _ALL)
+    # Every third, and of each kind and way other ones; all are in harness/test_cancellation.py.
+    first = 1 + (list(KINDS).index(kind) + shared + for_good) % 3
+    waits_of_a_consumer(kind, shared, for_good, range(first, 1000, 3))
 
 
 def waits_of_a_consumer(kind: str, shared: bool, for_good: bool, waits: range) -> None:
