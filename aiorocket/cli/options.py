@@ -50,7 +50,7 @@ def parse_nameservers(text: str) -> tuple[str, ...]:
         if not colon or not host or "/" in host:
             raise ValueError(f"{address!r} is not HOST:PORT")
         if ":" in host and not (host.startswith("[") and host.endswith("]")):
-            raise ValueError(f"{address!r}: write an IPv6 host in brackets, as in [::1]:9876")
+            raise ValueError(f"{address!r}: write an IPv6 host in brackets and its port behind them, as in [::1]:9876")
         if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
             raise ValueError(f"{address!r}: port {port!r} is not a number from 1 to 65535")
     return tuple(dict.fromkeys(addresses))

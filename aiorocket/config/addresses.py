@@ -15,7 +15,9 @@ def parse_address(address: str) -> tuple[str, int]:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:
-        raise UsageError(f"address {address!r:.200}: an IPv6 host stands in brackets, as in [::1]:9876")
+        raise UsageError(
+            f"address {address!r:.200}: an IPv6 host stands in brackets and its port behind them, as in [::1]:9876"
+        )
     if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise UsageError(f"address {address!r:.200}: HOST:PORT is needed, with a port from 1 to 65535")
     return host, int(port)

@@ -17,6 +17,8 @@ from aiorocket.cli.consume import _read_start
 from aiorocket.cli.main import cli
 from aiorocket.cli.options import client_options, nameserver_option, parse_nameservers
 from aiorocket.cli.server_options import advertised
+from aiorocket.errors import UsageError
+from aiorocket.remoting import parse_address
 
 
 @pytest.mark.parametrize(
@@ -39,6 +41,13 @@ def test_addresses_are_separated_by_comma_or_semicolon(text: str, addresses: tup
 def test_a_bad_address_is_named(text: str) -> None:
     with pytest.raises(ValueError, match=r"HOST:PORT|port|brackets"):
         parse_nameservers(text)
+
+
+def test_an_ipv6_address_without_a_port_is_told_that_it_lacks_one() -> None:
+    """It has the brackets, of which alone the error spoke."""
+    for parse in (parse_nameservers, parse_address):
+        with pytest.raises((ValueError, UsageError), match=r"'\[::1\]': .* its port behind them, as in \[::1\]:9876"):
+            parse("[::1]")
 
 
 @click.command()
