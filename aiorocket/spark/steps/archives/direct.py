@@ -90,9 +90,9 @@ class Rounds:
         # Positions are for the driver; a task must not stumble over them.
         self._text = {name: value for name, value in run.text.items() if not name.lower().startswith("starting")}
         self._options = run.options.for_stream()
-        run.spark.dataSource.register(DirectArchive)
 
     def go(self, follow: bool, interval: float, stop: Callable[[], bool] | None) -> None:
+        self._run.spark.dataSource.register(DirectArchive)
         try:
             while True:
                 self._run.find_goal(note=True)
