@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from aiorocket.errors import UsageError
+from aiorocket.errors import BadNameError, UsageError
 from aiorocket.model import OutgoingMessage, Queue
 from aiorocket.spark import cluster
 from aiorocket.spark.bridge import call
@@ -106,7 +106,8 @@ def test_a_restore_selects_and_limits(spark: SparkSession, nameserver: str, topi
     assert all(row.msgId not in ("id90", "id92", "id94") for row in found)  # they are messages of their own
     # What the archive lacks is missing in what comes out of it.
     assert go(dry_run=True).missing == {Q: 3}
-    assert go(topics=["none"]).rows_in == 0
+    with pytest.raises(BadNameError, match="topic 'none' is not in the archive, which has old"):
+        go(topics=["none"])
 
 
 @pytest.mark.spark_long
