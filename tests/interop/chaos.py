@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Literal
@@ -22,6 +23,8 @@ MODES: tuple[Mode, ...] = ("delay", "fragments", "cut", "stall", "black hole", "
 class Chaos:
     def __init__(self, target: tuple[str, int], seed: int) -> None:
         self.mode: Mode = "calm"
+        #: Whether clients see the end of a connection as a reset, and what they got of a frame well before it.
+        self.resets = False
         #: How often a connection was cut or half-closed, or swallowed something.
         self.harm = 0
         #: Pieces of what clients said that came here.
@@ -52,6 +55,9 @@ class Chaos:
             return
         for each in (writer, far_writer):
             each.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self.resets:
+            at_once = struct.pack("ii", 1, 0)
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
         try:
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._pump(reader, far_writer, writer, born, late))
@@ -93,7 +99,7 @@ class Chaos:
                 data = data[300:]
             elif mode == "cut" and draw() < 0.2:
                 writer.write(data[: int(len(data) * draw())])
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.1 if self.resets else 0)
                 self.harm += 1
                 writer.transport.abort()
                 back.transport.abort()
@@ -115,14 +121,15 @@ class Chaos:
                     continue
             elif mode == "half-close" and late is not None and draw() < 0.2:
                 writer.write(data)
-                writer.write_eof()
+                if not writer.is_closing():
+                    writer.write_eof()
                 self.harm += 1
                 return
             writer.write(data)
             await writer.drain()
         if late:
             await asyncio.wait(late)
-        if writer.can_write_eof():
+        if not writer.is_closing():
             writer.write_eof()
 
     async def _later(self, data: bytes, writer: asyncio.StreamWriter) -> None:

@@ -74,6 +74,9 @@ async def test_other_clients(
     server, proxy = bad
     command: list[str] = request.getfixturevalue(client)
     create(server, "steady")
+    # Node's takes half an answer for a whole one when the end comes with it (``socket.read`` of a stream that has ended
+    # gives what is there) and goes on behind messages that it has not read. Later, a reset is the end that it is.
+    proxy.resets = client == "node"
 
     async with started(command, tmp_path, "steady", server.nameserver, "steady", "16", str(BACK)) as program:
         await program.until("started", limit=BACK)

@@ -68,7 +68,7 @@ async function steady(nameserver, topic, seconds, limit) {
     ...options(nameserver), consumerGroup: 'node-steady', consumeFromWhere: 'CONSUME_FROM_FIRST_OFFSET',
   });
   const consumed = new Set();
-  const acknowledged = new Set();
+  const acknowledged = new Map(); // body to where it is stored
   receiver.on('error', () => {});
   receiver.subscribe(topic, '*', async message => { consumed.add(message.body.toString()); });
   await receiver.ready();
@@ -83,7 +83,7 @@ async function steady(nameserver, topic, seconds, limit) {
       const body = `t${id}-${n}`;
       try {
         const result = await sender.send(new Message(topic, 'steady', body));
-        if (result.sendStatus === 'SEND_OK') acknowledged.add(body);
+        if (result.sendStatus === 'SEND_OK') acknowledged.set(body, [ result.messageQueue.queueId, Number(result.queueOffset) ]);
       } catch (error) {
         // whatever fails
       }
@@ -91,9 +91,9 @@ async function steady(nameserver, topic, seconds, limit) {
     }
   }));
   const late = Date.now() + 1000 * limit;
-  const missing = () => [ ...acknowledged ].filter(body => !consumed.has(body)).length;
-  while (missing() > 0 && Date.now() < late) await pause(50);
-  show({ event: 'steady', acknowledged: acknowledged.size, missing: missing() });
+  const missing = () => [ ...acknowledged ].filter(([ body ]) => !consumed.has(body));
+  while (missing().length > 0 && Date.now() < late) await pause(50);
+  show({ event: 'steady', acknowledged: acknowledged.size, missing: missing().length, stored: missing().slice(0, 10) });
 }
 
 const [ what, nameserver, topic, name, ...rest ] = process.argv.slice(2);
