@@ -6,15 +6,17 @@ A class of its own, so that servers without access control pay nothing for it.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Generator
 
 from aiorocket.access.audit import Audit
 from aiorocket.access.core.accounts import Accounts
-from aiorocket.access.core.judge import Verdict, judge
+from aiorocket.access.core.judge import Verdict, judging
 from aiorocket.access.core.requests import RecordAt, is_administration
 from aiorocket.errors import StoreError
 from aiorocket.remoting.address import host_of
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.processors import ProcessorTable, error_response
+from aiorocket.runtime.turns import in_turns
 from aiorocket_protocol import ProtocolError, RemotingCommand, RequestCode, ResponseCode
 
 __all__ = ("USER", "GuardedProcessors")
@@ -29,7 +31,7 @@ class GuardedProcessors(ProcessorTable):
     """As ``ProcessorTable``; what ``accounts`` do not allow is answered NO_PERMISSION, with the reason, and noted in
     the audit log, as is all administration. ``record_at`` is the message at a place in the server's log."""
 
-    __slots__ = ("_accounts", "_audit", "_cluster", "_record_at")
+    __slots__ = ("_accounts", "_audit", "_cluster", "_one_long", "_record_at")
 
     def __init__(self, accounts: Accounts, *, cluster: str, server: str, record_at: RecordAt) -> None:
         super().__init__()
@@ -37,13 +39,24 @@ class GuardedProcessors(ProcessorTable):
         self._cluster = cluster
         self._record_at = record_at
         self._audit = Audit(server)
+        self._one_long = asyncio.Lock()  # one is judged in turns of the loop, not each of many
 
     def dispatch(self, connection: Connection, request: RemotingCommand) -> None:
         """As of ``ProcessorTable``, for those who may."""
         if self.is_too_large(connection, request):  # before it is looked at
             return
+        if next(self._judge(connection, request), request) is None:  # one of few names is at its end
+            self._later(connection, request, self._in_turns(connection, request), alone=True)
+
+    async def _in_turns(self, connection: Connection, request: RemotingCommand) -> None:
+        async with self._one_long:  # read when it is its turn: it takes several times as much then
+            await asyncio.sleep(0)
+            await in_turns(self._judge(connection, request))
+
+    def _judge(self, connection: Connection, request: RemotingCommand) -> Generator[None, None, None]:
+        source = host_of(connection.peer)
         try:
-            verdict = judge(self._accounts, request, host_of(connection.peer), self._cluster, self._record_at)
+            verdict = yield from judging(self._accounts, request, source, self._cluster, self._record_at)
         except (ProtocolError, StoreError, OSError) as error:  # the last two by the log
             verdict = Verdict("", f"it cannot be read: {error}")
             self._note(connection, request, verdict)
@@ -52,6 +65,8 @@ class GuardedProcessors(ProcessorTable):
         if verdict.refusal is not None:
             self._note(connection, request, verdict)
             connection.reply(request, RemotingCommand.response(ResponseCode.NO_PERMISSION, remark=verdict.refusal))
+            return
+        if connection.closed:  # meanwhile, and was told to be lost: nobody would take out again what it registers
             return
         if request.code == RequestCode.HEART_BEAT:
             connection.data[USER] = verdict.name

@@ -420,11 +420,11 @@ class Connection(asyncio.BufferedProtocol):
             self._held = True
             self._transport.pause_reading()
 
-    def _release(self) -> None:
+    def _release(self, share: int = 2) -> None:
         """Go on when half of the bound is free and the peer reads; called after each answer while blocked."""
         if self._idle is not None and self._in_flight <= 0 and not self._idle.done():
             self._idle.set_result(None)
-        if self._in_flight * 2 > self.config.max_in_flight or self._paused_writing or self.closed or self._stopped:
+        if self._in_flight * share > self.config.max_in_flight or self._paused_writing or self.closed or self._stopped:
             return
         self._blocked = False
         self._loop.call_soon(self._go_on)

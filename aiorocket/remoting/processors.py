@@ -105,7 +105,18 @@ class ProcessorTable:
         except Exception as error:  # noqa: BLE001 - a handler's failure is an answer, never the connection's end
             self._failed(connection, request, error)
             return
-        awaitable = cast(Awaitable[RemotingCommand | None], result)
+        self._later(connection, request, cast(Awaitable[RemotingCommand | None], result))
+
+    def _later(
+        self,
+        connection: Connection,
+        request: RemotingCommand,
+        awaitable: Awaitable[RemotingCommand | None],
+        *,
+        alone: bool = False,
+    ) -> None:
+        """Answer ``request`` with what comes of ``awaitable``. ``alone``: what came behind it on its connection is not
+        begun before that."""
         size = size_of(request)
         if (busy := self.awaited.begin(connection, size)) is not None:
             if isinstance(awaitable, Coroutine):
@@ -115,6 +126,10 @@ class ProcessorTable:
         task = connection.tasks.start(self._await(connection, request, awaitable), name=f"request-{request.code}")
         if size:
             task.add_done_callback(lambda _: self.awaited.end(connection, size))
+        if alone:
+            # Here, for few need it: it counts as all that may be begun, and Connection looks at that anyway.
+            connection._in_flight += (most := connection.config.max_in_flight)
+            task.add_done_callback(lambda _: _next_may_begin(connection, most))
 
     def is_too_large(self, connection: Connection, request: RemotingCommand) -> bool:
         """Whether the body is larger than any of its code; it is answered then."""
@@ -166,6 +181,12 @@ class ProcessorTable:
             why.strip(),
             f" ({unsaid} more since the last such line)" if unsaid else "",
         )
+
+
+def _next_may_begin(connection: Connection, counted: int) -> None:
+    connection._in_flight -= counted
+    if connection._blocked:
+        connection._release(1)
 
 
 #: A byte of msgpack can be an object of its own: 1 MiB of empty lists takes 165 ms, where JSON takes 50.

@@ -1,0 +1,208 @@
+"""A request that names thousands of topics and groups is judged in turns of the loop, each of them before anything of
+it has effect, and what came behind it on its connection waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import NamedTuple
+
+import pytest
+import pytest_asyncio
+
+from aiorocket.access.core import judge, rights
+from aiorocket.access.core.accounts import Account, Accounts, FromFile
+from aiorocket.access.core.judge import _A_TURN, judging
+from aiorocket.access.core.rights import Entry, Rights, Want, parse_resource
+from aiorocket.broker import Broker
+from aiorocket.config import BrokerConfig
+from aiorocket.runtime.env import memory_env
+from aiorocket_protocol import (
+    JSON,
+    ConsumerData,
+    GetConsumerListByGroupRequestHeader,
+    HeartbeatData,
+    LockBatchBody,
+    MessageQueue,
+    RemotingCommand,
+    RequestCode,
+    SubscriptionData,
+    UnregisterClientRequestHeader,
+    encode_body,
+)
+from aiorocket_protocol.signing import Signer
+from tests.broker.peer import Peer
+
+SECRET = "s3cret-of-the-test"
+#: What a user may whose rights take long to be looked through.
+ENTRIES = (*(f"Topic:x{number}*" for number in range(38)), "Topic:t*", "Group:g*")
+
+
+def user(*more: Entry) -> Account:
+    made = [Entry(resource, ("Sub",)) for resource in map(parse_resource, ENTRIES) if resource is not None]
+    return Account("me", SECRET, rights=Rights((*made, *more)))
+
+
+def denied(name: str) -> Entry:
+    resource = parse_resource(name)
+    assert resource is not None
+    return Entry(resource, ("Sub",), allow=False)
+
+
+def signed(command: RemotingCommand) -> RemotingCommand:
+    Signer("me", SECRET).sign(command)
+    return command
+
+
+def heartbeat(groups: int = 500, topics: int = 10, client: str = "c", oneway: bool = False) -> RemotingCommand:
+    """Of 500 groups 0.7 MB and 5,500 names."""
+    consumers = [
+        ConsumerData(f"g{group}", subscriptions=[SubscriptionData(f"t{group}-{topic}", "*") for topic in range(topics)])
+        for group in range(groups)
+    ]
+    body = encode_body(HeartbeatData(client, ["p"], consumers), JSON)
+    return signed(RemotingCommand.request(RequestCode.HEART_BEAT, body=body, oneway=oneway))
+
+
+def locks() -> RemotingCommand:
+    body = LockBatchBody("c", "g", [MessageQueue(f"t{number}", "b", 0) for number in range(5_000)])
+    return signed(RemotingCommand.request(RequestCode.LOCK_BATCH_MQ, body=encode_body(body, JSON)))
+
+
+def acks() -> RemotingCommand:
+    body = {"brokerName": "b", "acks": [{"c": "g", "t": f"t{number}"} for number in range(5_000)]}
+    return signed(RemotingCommand.request(RequestCode.BATCH_ACK_MESSAGE, body=encode_body(body, JSON)))
+
+
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Entries that were looked at, in each turn."""
+    looked, decide = [0], rights.decide
+
+    def counted(having: Rights, want: Want, source: str) -> str | None:
+        looked[-1] += len(having.custom)
+        return decide(having, want, source)
+
+    monkeypatch.setattr(judge, "decide", counted)
+    return looked
+
+
+@pytest.mark.parametrize("make", [heartbeat, locks, acks])
+def test_few_entries_are_looked_at_in_a_turn(make: Callable[[], RemotingCommand], looked: list[int]) -> None:
+    """5,500 names of a heartbeat took 180 ms."""
+    accounts = Accounts(FromFile({"me": user()}))
+    work = judging(accounts, make(), "10.0.0.1", "C", lambda place: None)
+    assert next(work, 0) is None and looked == [0]  # nor is it read in the turn that brings it
+    with pytest.raises(StopIteration) as end:
+        while True:
+            looked.append(0)
+            next(work)
+    assert end.value.value.refusal is None and len(end.value.value.wants) >= 5_000
+    assert sum(looked) >= 5_000 * len(ENTRIES) and max(looked) <= _A_TURN + len(ENTRIES)
+
+
+@pytest.mark.parametrize("names", [5, 500])
+def test_few_names_are_judged_at_once_unless_there_are_many_entries(names: int) -> None:
+    accounts = Accounts(FromFile({"me": user(*(denied(f"Topic:no{number}") for number in range(1_000)))}))
+    work = judging(accounts, heartbeat(1, names), "10.0.0.1", "C", lambda place: None)
+    assert (next(work, 0) is None) is (names == 500)
+
+
+class Guarded(NamedTuple):
+    broker: Broker
+    accounts: Accounts
+    peer: Peer
+
+    async def ask(self, *commands: RemotingCommand) -> None:
+        """All of them at once."""
+        for command in commands:
+            self.peer.writer.write(command)
+        await self.peer.writer.drain()
+
+    async def answers(self, count: int) -> list[RemotingCommand]:
+        return [await self.peer.answer() for _ in range(count)]
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(60):
+            while not condition():
+                await asyncio.sleep(0)
+
+    def groups(self) -> int:
+        return sum(1 for _ in self.broker.consumers)
+
+
+@pytest_asyncio.fixture
+async def guarded() -> AsyncIterator[Guarded]:
+    env, accounts = memory_env(), Accounts()
+    accounts.put(user())
+    broker = Broker(env, BrokerConfig(port=0), accounts=accounts)
+    await broker.start()
+    peer = await Peer.connect(broker.port)
+    try:
+        yield Guarded(broker, accounts, peer)
+    finally:
+        await peer.close()
+        await broker.close()
+        await env.disk.close()
+
+
+def leaving(group: str) -> RemotingCommand:
+    return signed(RemotingCommand.request(35, UnregisterClientRequestHeader("c", None, group)))
+
+
+def members(group: str) -> RemotingCommand:
+    return signed(RemotingCommand.request(38, GetConsumerListByGroupRequestHeader(group)))
+
+
+@pytest.mark.parametrize("oneway", [False, True])
+async def test_what_comes_behind_it_on_its_connection_waits(guarded: Guarded, looked: list[int], oneway: bool) -> None:
+    loop = asyncio.get_running_loop()
+
+    def another_turn() -> None:
+        looked.append(0)
+        if guarded.groups() < 499:
+            loop.call_soon(another_turn)
+
+    loop.call_soon(another_turn)
+    await guarded.ask(heartbeat(oneway=oneway), leaving("g499"), members("g7"), members("g499"))
+    first, *rest = await guarded.answers(3 if oneway else 4)
+    codes = {answer.opaque: answer.code for answer in (first, *rest)}
+    assert codes == {1: 0, 2: 0, 3: 0, 4: 1} if not oneway else {2: 0, 3: 0, 4: 1}
+    assert guarded.groups() == 499
+    assert max(looked) <= _A_TURN + 100 and sum(map(bool, looked)) >= 5_000 * len(ENTRIES) // _A_TURN
+
+
+async def test_one_name_that_is_denied_keeps_all_out(guarded: Guarded) -> None:
+    guarded.accounts.put(user(denied("Topic:t499-9")))
+    await guarded.ask(heartbeat(), members("g0"))
+    refused, nobody = await guarded.answers(2)
+    assert refused.code == 16 and "Topic:t499-9 (Sub)" in (refused.remark or "") and nobody.code == 1
+    assert not guarded.groups() and not list(guarded.broker.producers)
+
+
+@pytest.mark.parametrize("change", ["denied", "gone"])
+async def test_rights_that_change_meanwhile_count(guarded: Guarded, looked: list[int], change: str) -> None:
+    await guarded.ask(heartbeat())
+    await guarded.until(lambda: sum(looked) > 100_000)  # of 220,000
+    assert not guarded.groups()
+    if change == "denied":
+        guarded.accounts.put(user(denied("Group:g0")))
+    else:
+        guarded.accounts.remove("me")
+    (answer,) = await guarded.answers(1)
+    assert answer.code == 16 and not guarded.groups()
+
+
+async def test_of_one_who_has_gone_meanwhile_nothing_is_registered(guarded: Guarded, looked: list[int]) -> None:
+    other = await Peer.connect(guarded.broker.port)
+    other.writer.write(heartbeat(client="other"))
+    await other.writer.drain()
+    await guarded.until(lambda: sum(looked) > 100_000)
+    connection = guarded.broker.server.connections[1]
+    connection.abort("it is gone")
+    await guarded.ask(heartbeat(1))
+    assert [answer.code for answer in await guarded.answers(1)] == [0]
+    await guarded.ask(heartbeat(2, 1_000))  # judged behind it
+    assert [answer.code for answer in await guarded.answers(1)] == [0]
+    assert {member.client_id for group in guarded.broker.consumers for member in group.members.values()} == {"c"}
+    await other.close()
