@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from aiorocket.errors import UsageError
+from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import Queue
 from aiorocket.runtime.clock import WallClock
 from aiorocket.spark.steps import Table, iceberg_table
@@ -214,6 +215,45 @@ def test_a_store_needs_a_catalogue(tmp_path: Path) -> None:
     archive.folder._local = False
     with pytest.raises(UsageError, match="PYICEBERG_CATALOG__AIOROCKET__URI"):
         sync_iceberg(archive)
+
+
+def test_a_catalogue_that_fails_is_told_in_a_line(tmp_path: Path) -> None:
+    archive = make(tmp_path / "orders", format="iceberg")
+    add(archive, {Q0: range(3)})
+    sync_iceberg(archive)
+    add(archive, {Q0: range(3, 5)})
+    file = tmp_path / "orders/_iceberg.db"
+    with closing(sqlite3.connect(file)) as catalog:
+        catalog.execute("CREATE TRIGGER t BEFORE UPDATE ON iceberg_tables BEGIN SELECT raise(ABORT, 'not today'); END")
+        with pytest.raises(
+            RocketError, match=rf"^Iceberg catalogue sqlite:///{file}: .* not today\. Nothing is lost: .+$"
+        ):
+            sync_iceberg(archive)
+        catalog.execute("DROP TRIGGER t")
+    sync_iceberg(archive)
+    assert rows_in(iceberg_table(archive)) == ("lake.orders", 5)
+    file.write_bytes(b"something else")
+    with pytest.raises(RocketError, match=r"_iceberg\.db: .* file is not a database\. Nothing is lost: .+$"):
+        sync_iceberg(archive)
+
+
+@pytest.mark.parametrize(
+    ("kind", "uri", "error", "told"),
+    [
+        ("nonsense", "sqlite:///:memory:", UsageError, "sqlite:///:memory:: 'nonsense' is not a valid CatalogType"),
+        ("sql", "sqlite:////no/such/folder/x.db", RocketError, "sqlite:////no/such/folder/x.db: .*unable to open"),
+        ("rest", "http://user:secret@127.0.0.1:1/", RocketError, "http://127.0.0.1:1/: .*Connection refused"),
+    ],
+)
+def test_a_catalogue_that_cannot_be_opened_is_told_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, uri: str, error: type[RocketError], told: str
+) -> None:
+    monkeypatch.setenv("PYICEBERG_CATALOG__AIOROCKET__TYPE", kind)
+    monkeypatch.setenv("PYICEBERG_CATALOG__AIOROCKET__URI", uri)
+    archive = make(tmp_path / "orders", format="iceberg")
+    with pytest.raises(error, match=f"^Iceberg catalogue {told}.*$") as caught:
+        sync_iceberg(archive)
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["a b", "a%20b", "заказы'"])

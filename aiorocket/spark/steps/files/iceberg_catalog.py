@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from aiorocket.errors import UsageError
+from aiorocket.errors import RocketError, UsageError
 from aiorocket.runtime.clock import WallClock
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ _ON_THE_WAY = 3600.0
 _TRIES = 5
 #: What pyiceberg does not take from the environment by itself.
 _STORE = {"s3.endpoint": "AWS_ENDPOINT_URL", "s3.region": "AWS_REGION"}
+#: Whose errors are a catalogue's, or of the way to it.
+_CATALOGUES = {"pyiceberg", "requests", "sqlalchemy"}
 
 T = TypeVar("T")
 
@@ -69,14 +71,15 @@ def open_table(folder: Folder, owner: str, location: str, create: Callable[[Any,
         try:
             noted = folder.json(note)
         except FileNotFoundError:
-            made = _own_table(catalog, folder, owner, location, create, part)
+            with _in_a_line(catalog.properties):
+                made = _own_table(catalog, folder, owner, location, create, part)
             about = {"table": ".".join(made.name()), "uuid": str(made.metadata.table_uuid), "location": location}
             with suppress(FileExistsError):  # the archive, where we compact it beside
                 folder.create(note, (json.dumps(about) + "\n").encode())
             noted = folder.json(note)
         name, why = noted["table"], "is in another catalogue than this one, or was removed there"
         if noted["location"] == location:
-            with suppress(NoSuchTableError):
+            with suppress(NoSuchTableError), _in_a_line(catalog.properties, NoSuchTableError):
                 table = catalog.load_table(name)
                 if str(table.metadata.table_uuid) == noted["uuid"]:
                     return table
@@ -115,14 +118,36 @@ def tried(table: Any, change: Callable[[Any], T]) -> T:
     from pyiceberg.exceptions import CommitFailedException
 
     try:
-        for _ in range(_TRIES - 1):
-            try:
-                return change(table)
-            except CommitFailedException:
-                table.refresh()
-        return change(table)
+        with _in_a_line(table.catalog.properties):
+            for _ in range(_TRIES - 1):
+                try:
+                    return change(table)
+                except CommitFailedException:
+                    table.refresh()
+            return change(table)
     finally:
         table.catalog.close()
+
+
+@contextmanager
+def _in_a_line(properties: Mapping[str, str], *expected: type[Exception]) -> Iterator[None]:
+    """What the catalogue with these ``properties``, or the way to it, has to say, but for what is ``expected``, as a
+    RocketError: the next time it may go well."""
+    try:
+        yield
+    except expected:
+        raise
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in _CATALOGUES:
+            raise
+        raise RocketError(
+            f"{_told(properties, error)}. Nothing is lost: the table follows in the next run that gets there"
+        ) from error
+
+
+def _told(properties: Mapping[str, str], error: Exception) -> str:
+    where = re.sub("//[^/@]*@", "//", properties.get("uri", CATALOG))  # without the password
+    return f"Iceberg catalogue {where}: {next(iter(str(error).splitlines()), '') or type(error).__name__}"
 
 
 def change_files(
@@ -236,7 +261,6 @@ def create_table(
 def open_catalog(folder: Folder) -> Any:
     """The catalogue for tables in ``folder``, to be closed; UsageError where there is none."""
     try:
-        from pyiceberg.catalog import load_catalog
         from pyiceberg.utils.config import Config
         from sqlalchemy import URL  # what pyiceberg's SQL catalogue needs
     except ImportError as error:
@@ -250,7 +274,7 @@ def open_catalog(folder: Folder) -> Any:
     if configured is not None:
         # The store's address is where pyarrow and deltalake have it, unless the catalogue's own settings say another.
         store = {name: os.environ[given] for name, given in _STORE.items() if given in os.environ}
-        return load_catalog(CATALOG, **{**store, **configured})
+        return _loaded({**store, **configured})
     if not folder.local:
         raise UsageError(
             f"format='iceberg' at {folder.location}: a catalogue cannot be a file there. Configure one named "
@@ -259,7 +283,18 @@ def open_catalog(folder: Folder) -> Any:
         )
     folder.make("")
     uri = URL.create("sqlite", database=folder.full(_FILE)).render_as_string()
-    return load_catalog(CATALOG, type="sql", uri=uri, warehouse=address_of(folder, ""))
+    return _loaded({"type": "sql", "uri": uri, "warehouse": address_of(folder, "")})
+
+
+def _loaded(properties: Mapping[str, str]) -> Any:
+    from pyiceberg.catalog import load_catalog
+    from pyiceberg.exceptions import NotInstalledError
+
+    try:
+        with _in_a_line(properties, NotInstalledError):
+            return load_catalog(CATALOG, **properties)
+    except (ValueError, NotInstalledError) as error:  # no such kind of catalogue, no driver for it
+        raise UsageError(_told(properties, error)) from error
 
 
 def address_of(folder: Folder, name: str) -> str:
