@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -339,6 +341,25 @@ def test_a_created_file_is_whole_or_not_there(tmp_path: Path) -> None:
     assert folder.names("a") == ["b.json"]
     assert folder.names("none") == [] and folder.walk("none") == [] and not folder.remove("none")
     assert Folder(f"file://{tmp_path}").read("a/b.json") == b"three"
+
+
+def test_a_file_that_the_disk_does_not_take_is_named_and_leaves_nothing(tmp_path: Path) -> None:
+    folder, writer = Folder(str(tmp_path)), HourWriter(Folder(str(tmp_path)), "_staging/a")
+    rows = rows_of(Q0, range(50))  # of one hour
+    bodies = pa.array([os.urandom(4096) for _ in range(50)], rows.schema.field("body").type)
+    writer.add(Q0, rows.set_column(rows.schema.get_field_index("body"), "body", bodies))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            folder.create("a/b.json", bytes(128 << 10))
+        with pytest.raises(OSError, match="File too large") as written:
+            writer.finish()
+        writer.abandon()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert caught.value.filename == str(tmp_path / "a/b.json") and os.listdir(tmp_path / "a") == []
+    assert Path(written.value.filename) in tmp_path.rglob("*.parquet")
 
 
 def test_what_was_created_or_moved_is_known_to_every_folder_above(

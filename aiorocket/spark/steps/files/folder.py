@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from pyarrow import fs
@@ -116,9 +116,9 @@ class Folder:
         folder = name.rpartition("/")[0]
         self.make(folder)
         temporary = f"{folder}/.{name.rpartition('/')[2]}.{Entropy().token(6).hex()}".lstrip("/")
-        with self._fs.open_output_stream(self.full(temporary)) as stream:
-            stream.write(data)
         try:
+            with self.naming(name), self._fs.open_output_stream(self.full(temporary)) as stream:
+                stream.write(data)
             if self._local:
                 _sync(self.full(temporary))
                 os.link(self.full(temporary), self.full(name))
@@ -128,7 +128,17 @@ class Folder:
                 raise FileExistsError(f"{self.uri(name)} is there already")
             self._fs.copy_file(self.full(temporary), self.full(name))
         finally:
-            self._fs.delete_file(self.full(temporary))
+            self.remove(temporary)
+
+    @contextmanager
+    def naming(self, name: str) -> Iterator[None]:
+        """Within it errors of pyarrow's say the file that they are about, as those of the system do."""
+        try:
+            yield
+        except OSError as error:
+            if error.filename is None:
+                error.filename = self.full(name)
+            raise
 
     def replace(self, name: str, data: bytes) -> None:
         """Gives a file new bytes, durably on a local disk: a reader sees the old ones or the new ones."""

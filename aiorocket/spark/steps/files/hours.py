@@ -136,9 +136,10 @@ class HourWriter:
         return opened
 
     def _flush(self, where: str) -> None:
-        waiting = self._waiting.pop(where)
+        waiting, opened = self._waiting.pop(where), self._open[where]
         self._bytes -= waiting.bytes
-        self._open[where].writer.write_table(pa.Table.from_batches(waiting.batches), row_group_size=_GROUP_ROWS)
+        with self._folder.naming(f"{self._staging}/{opened.name}"):
+            opened.writer.write_table(pa.Table.from_batches(waiting.batches), row_group_size=_GROUP_ROWS)
 
     def _close(self) -> None:
         """Closes the file that got rows least recently."""
@@ -146,9 +147,11 @@ class HourWriter:
         if where in self._waiting:
             self._flush(where)
         opened = self._open.pop(where)
-        opened.writer.close()
-        opened.stream.close()
-        size = self._folder.size(f"{self._staging}/{opened.name}")
+        name = f"{self._staging}/{opened.name}"
+        with self._folder.naming(name):
+            opened.writer.close()
+            opened.stream.close()
+        size = self._folder.size(name)
         self._done.append(DataFile(opened.name, sum(span.rows for span in opened.spans.values()), size, opened.spans))
 
 
