@@ -8,13 +8,13 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-__all__ = ("stop_signals", "until_stopped")
+__all__ = ("ONE_WISH", "stop_signals", "until_stopped")
 
 T = TypeVar("T")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 #: Seconds in which more signals are the same wish: ``timeout`` and shells signal the process, and its group with it.
-_ONE_WISH = 0.5
+ONE_WISH = 0.5
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def stop_signals(action: Callable[[], object]) -> Iterator[None]:
     def first() -> None:
         nonlocal asked
         if asked is None:
-            asked = running.call_later(_ONE_WISH, restore)
+            asked = running.call_later(ONE_WISH, restore)
             action()
 
     for number in _SIGNALS:

@@ -60,7 +60,7 @@ ALLOWED = {
     ("aiorocket/fuzz/", "random.Random"): "a run draws from its seed",
     ("aiorocket/runtime/watchdog.py", "time.monotonic"): "its thread times a loop that does not turn",
     ("aiorocket/cli/demo.py", "time.perf_counter"): "latencies: uvloop's clock counts whole milliseconds",
-    ("aiorocket/cli/lake/log_demo.py", "time.perf_counter"): "how long Spark took, where no loop runs",
+    ("aiorocket/cli/lake/", "time.perf_counter"): "how long Spark took, how far signals are apart, where no loop runs",
     ("aiorocket/spark/steps/", "time.perf_counter"): "how long a step took: a Spark driver has no loop",
 }
 #: Where threads and processes may be made. Spark's tasks are synchronous: its bridge to a loop is the third place.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import signal
 from collections import Counter
@@ -10,10 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from py4j.protocol import Py4JNetworkError
 
 from aiorocket.cli.lake.log_demo import _event_time, _message
 from aiorocket.cli.lake.made_up_log import made_up_log
@@ -23,6 +26,7 @@ from aiorocket.cli.lines import Line
 from aiorocket.cli.main import cli
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue
+from aiorocket.spark import quiet_session
 from aiorocket.spark.failures import explain
 from aiorocket.spark.steps.demo.access_log import PATTERN
 from aiorocket.spark.steps.files.manifest import Archive, Commit, DataFile, Span, partition_folder
@@ -223,7 +227,9 @@ def test_what_goes_wrong_is_one_line(
     assert (result.exit_code, said in result.stderr, result.stdout) == (code, True, "")
 
 
-def test_the_first_signal_asks_the_second_one_interrupts_and_handlers_come_back() -> None:
+def test_the_first_signal_asks_the_second_one_interrupts_and_handlers_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     interrupts = Interrupts(gently=True)
     interrupts.take()
@@ -231,11 +237,55 @@ def test_the_first_signal_asks_the_second_one_interrupts_and_handlers_come_back(
         interrupts.take()  # after pyspark has put its own there
         signal.raise_signal(signal.SIGTERM)
         assert interrupts.wanted
+        signal.raise_signal(signal.SIGTERM)  # as ``timeout`` does: to the process, and to its group
+        monkeypatch.setattr("aiorocket.cli.lake.running.ONE_WISH", 0.0)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     finally:
         interrupts.give_back()
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_what_an_interrupted_call_leaves_behind_is_the_interrupt(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given_to_archive(monkeypatch, StepReport("archive", 0, 0, {}))
+
+    def step(*_: object, **__: object) -> StepReport:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            logging.getLogger("py4j.clientserver").error("Exception occurred while shutting down connection")
+            raise Py4JNetworkError("Answer from Java side is empty")
+
+    monkeypatch.setattr(import_module("aiorocket.spark.steps.archives.archive"), "archive", step)
+    with monkeypatch.context() as shown:
+        shown.setattr(logging.getLogger("py4j.clientserver"), "handlers", [logging.StreamHandler()])
+        result = lake("archive", "orders", "there")
+    assert result.exit_code == 130
+    assert result.stderr.splitlines()[2:] == [
+        "interrupted; what is in there is complete up to the last batch, and the next run goes on there"
+    ]
+    assert capsys.readouterr().err == ""
+    assert logging.getLogger("py4j").level == logging.NOTSET
+
+
+def test_an_interrupted_session_ends_with_the_input_of_its_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[object] = []
+    server = SimpleNamespace(handle_error=None)
+    process = SimpleNamespace(stdin=SimpleNamespace(close=lambda: done.append("closed")), wait=done.append)
+    context = SimpleNamespace(_accumulatorServer=server, _gateway=SimpleNamespace(proc=process), _jsc="there")
+    session = SimpleNamespace(sparkContext=context, stop=lambda: done.append("stopped"))
+    monkeypatch.setattr(quiet_session.SparkSession, "getActiveSession", lambda: None)
+    monkeypatch.setattr(quiet_session, "SparkContext", SimpleNamespace())
+    monkeypatch.setattr(quiet_session, "spark_session", lambda **_: session)
+    with pytest.raises(KeyboardInterrupt), quiet_session.session_for("t", "local[1]"):
+        raise KeyboardInterrupt
+    assert done == ["closed", quiet_session._PATIENCE] and context._jsc is None
+    server.handle_error()  # says nothing of the end
+    with pytest.raises(UsageError), quiet_session.session_for("t", "local[1]"):
+        raise UsageError("something else")
+    assert done[2:] == ["stopped"]
 
 
 # -- show and the proof --

@@ -108,7 +108,8 @@ def _run(
             with pages(pipeline, plan, metrics) as where:
                 say(f"running {plan.topic} to {plan.path}{where}")
                 notifier.tell("READY=1")
-                pipeline.run(once=once)
+                with interrupts.working():
+                    pipeline.run(once=once)
                 rows = ", ".join(f"{name} {count:,}" for name, count in pipeline.health.rows.items())
                 say(f"ended after {plural(pipeline.health.rounds, 'round')}; rows: {rows or 'none'}")
     finally:

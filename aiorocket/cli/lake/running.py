@@ -10,12 +10,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.util import find_spec
+from math import inf
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from aiorocket.cli import running
 from aiorocket.cli.lake.telling import Teller, proof, summary
+from aiorocket.cli.stopping import ONE_WISH
 from aiorocket.cli.terminal import INTERRUPTED
 from aiorocket.runtime.clock import WallClock
 
@@ -56,11 +59,13 @@ def told_in_a_line() -> Iterator[None]:
 
 class Interrupts:
     """SIGINT and SIGTERM end the work as KeyboardInterrupt; with ``gently`` the first one only sets ``wanted``, for
-    work that looks at it."""
+    work that looks at it. More of them within ``ONE_WISH`` seconds are the same one."""
 
     def __init__(self, *, gently: bool) -> None:
         self.wanted = False
         self._gently = gently
+        self._broke_off = False
+        self._last = -inf
         self._before: dict[int, Any] = {}
 
     def take(self) -> None:
@@ -73,16 +78,34 @@ class Interrupts:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         logging.getLogger().removeFilter(_quiet)
+        logging.getLogger("py4j").setLevel(logging.NOTSET)
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Around the work. A call into the JVM that is broken off leaves others, on the way out, without an answer:
+        what they raise is the interrupt all the same."""
+        try:
+            yield
+        except Exception:
+            if not self._broke_off:
+                raise
+            raise KeyboardInterrupt from None
 
     def _on_signal(self, number: int, _frame: object) -> None:
+        now = perf_counter()
+        same, self._last = now - self._last < ONE_WISH, now
+        if same:
+            return
         first, self.wanted = not self.wanted, True
         if not (self._gently and first):
+            self._broke_off = True
+            # py4j logs the interrupted call with its trace, and what goes wrong with its sockets.
             logging.getLogger().addFilter(_quiet)
+            logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
             raise KeyboardInterrupt
 
 
 def _quiet(record: logging.LogRecord) -> bool:
-    """py4j logs an interrupted call with its trace, before it lets the interrupt through."""
     return "KeyboardInterrupt" not in record.getMessage()
 
 
@@ -112,7 +135,8 @@ def run_step(
                 interrupts.take()
                 teller.note("")
                 try:
-                    report = work(spark, teller.progress, interrupts)
+                    with interrupts.working():
+                        report = work(spark, teller.progress, interrupts)
                 except ClaimStoppedError:
                     raise KeyboardInterrupt from None
     except KeyboardInterrupt:
