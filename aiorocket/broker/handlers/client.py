@@ -20,13 +20,14 @@ from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.pull_checks import check_filter_type
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.topics import UNIT_SUB
-from aiorocket.broker.core.turns import whole
+from aiorocket.broker.core.turns import A_SHORT_TURN, whole
 from aiorocket.errors import RocketError
 from aiorocket.runtime.deadlines import DeadlineDriver
 from aiorocket.runtime.turns import in_turns
 from aiorocket_protocol import (
     BROADCASTING,
     MAX_LENIENT,
+    ConsumerData,
     ConsumerListBody,
     GetConsumerListByGroupRequestHeader,
     HeartbeatData,
@@ -34,6 +35,7 @@ from aiorocket_protocol import (
     RemotingCommand,
     RequestCode,
     ResponseCode,
+    SubscriptionData,
     UnregisterClientRequestHeader,
     decode_plain,
     encode_body,
@@ -43,7 +45,7 @@ from aiorocket_protocol import (
 from aiorocket_protocol.plain import Plain
 
 if TYPE_CHECKING:
-    from aiorocket.config import BrokerConfig
+    from aiorocket.config import BrokerConfig, Limits
     from aiorocket.remoting.connection import Connection
     from aiorocket.remoting.processors import RequestHandler
 
@@ -58,6 +60,8 @@ _FEW = 500
 #: Bytes of a heartbeat that is registered at once: of filters, which cost half a millisecond for a thousand characters,
 #: a longer one may hold a megabyte, and has a quarter of this in a turn. A subscription costs as much as so many.
 _AT_ONCE, _OF_ONE = 64 << 10, 100
+#: Tags that take as long to be read as a subscription without any.
+_TAGS = 20
 #: Lines a minute on what a group's members disagree about, and groups they are counted of: two members could else make
 #: one with each heartbeat.
 _REPORTS, _MAX_REPORTED = 10, 4096
@@ -76,7 +80,7 @@ class ClientHandlers:
     ) -> None:
         self._loop = loop
         self._property_filter = config.property_filter
-        self._most_groups = config.limits.groups_per_connection
+        self._limits = config.limits
         self._topics = tables.topics
         self._configs = tables.configs
         self._consumers: GroupTable[Connection] = tables.consumers
@@ -125,7 +129,10 @@ class ClientHandlers:
         # When it is its turn: read, a long one takes several times as much as its bytes, which are counted.
         plain = decode_plain(command.body, command.serialize_type, "HeartbeatData", lenient=MAX_LENIENT)
         command.body = b""
-        data = HeartbeatData.from_plain(_few(plain, self._most_groups))
+        plain = _few(plain, self._limits.groups_per_connection)
+        data = (yield from _read(plain, self._limits)) if long else HeartbeatData.from_plain(plain)
+        if connection.closed:  # meanwhile, and was told to be lost: nobody would take these out again
+            return RemotingCommand.response()
         now = self._loop.time()
         version = self._topics.version
         #: What version 1 is told: always send everything. Version 2 sends subscriptions only when we lack them.
@@ -147,7 +154,7 @@ class ClientHandlers:
                     if size > _AT_ONCE // 4:
                         size = cost
                         yield
-                        if connection.closed:  # and was told to be lost: nobody would take these out again
+                        if connection.closed:
                             return RemotingCommand.response()
                     if self._consumers.is_new(consumer.group, wanted):
                         compiled[wanted.topic] = Subscription(wanted)
@@ -362,6 +369,36 @@ def _nobody(group: str) -> RemotingCommand:
 
 def _listed(body: bytes) -> RemotingCommand:
     return RemotingCommand.response(body=body)
+
+
+def _read(plain: Any, limits: Limits) -> Generator[None, None, HeartbeatData]:
+    """``HeartbeatData.from_plain``, some subscriptions in a turn; of a group, and of its tags, until they are too many
+    to be kept."""
+    consumers: list[ConsumerData] = []
+    read = 0
+    for item in Plain(plain, "HeartbeatData").items("consumerDataSet"):
+        subscriptions: list[SubscriptionData] = []
+        for wanted in Plain(item, "ConsumerData").items("subscriptionDataSet")[: limits.subscriptions + 1]:
+            read += (cost := 1 + _shortened(wanted, limits.filter_tags) // _TAGS)
+            if read > A_SHORT_TURN:
+                read = cost
+                yield
+            subscriptions.append(SubscriptionData.from_plain(wanted))
+        rest = ConsumerData.from_plain({**item, "subscriptionDataSet": []})
+        consumers.append(rest._replace(subscriptions=subscriptions))
+    return HeartbeatData.from_plain({**plain, "consumerDataSet": []})._replace(consumers=consumers)
+
+
+def _shortened(subscription: Any, most: int) -> int:
+    """How many tags and codes are left. In place of more than a subscription may have there are others, as many as are
+    refused: half a million, which fit into a body, take 0.3 s to be read."""
+    left = 0
+    for name in ("tagsSet", "codeSet") if isinstance(subscription, dict) else ():
+        if isinstance(tags := subscription.get(name), list):
+            if len(tags) > most:
+                subscription[name] = tags = list(range(most + 1))
+            left += len(tags)
+    return left
 
 
 def _few(plain: Any, most: int) -> Any:
