@@ -52,6 +52,8 @@ SINCE_RESET = 28
 SINCE_RUNNING_INFO = 62
 #: Queues looked at or set before others have their turn: each may cost some reads of the disk.
 _A_TURN = 64
+#: Bytes that members are sent, or send, before others have their turn; one member counts as so many.
+_BYTES, _OF_ONE = 256 << 10, 512
 
 
 class CallHandlers:
@@ -175,39 +177,52 @@ class CallHandlers:
                 return refuse(_too_old(member))
         request = header._replace(client_addr=None)
         kind = connection.reply_type(command)
-        table: dict[str, Any] = {}
+        table: dict[str, bytes] = {}
         silent = []
-        for member, answer in zip(members, await self._ask(members, request), strict=True):
-            try:
-                if isinstance(answer, BaseException):  # not raised: what it passes through would hold it
-                    silent.append(f"{member.client_id}: {answer}")
-                    continue
-                if answer.code:
-                    raise RemoteError(answer.code, answer.remark, address=member.peer)
-                offsets = _said(answer).get("messageQueueTable")
-                table[member.client_id] = keyed(offsets if isinstance(offsets, dict) else {}, kind)
-            except (RocketError, ProtocolError) as error:
-                silent.append(f"{member.client_id}: {error}")
+        done = 0
+        for member, future in zip(members, await self._ask(members, request), strict=True):
+            if not future.done():
+                await asyncio.wait((future,))
+            if (failed := future.exception()) is not None:  # not raised: what it passes through would hold it
+                silent.append(f"{member.client_id}: {failed}")
+                done += _OF_ONE
+            else:
+                answer = future.result()
+                done += _OF_ONE + len(answer.body)
+                try:
+                    if answer.code:
+                        raise RemoteError(answer.code, answer.remark, address=member.peer)
+                    offsets = _said(answer).get("messageQueueTable")
+                    said = keyed(offsets if isinstance(offsets, dict) else {}, kind)
+                    table[member.client_id] = encode_body({member.client_id: said}, kind)
+                except (RocketError, ProtocolError) as error:
+                    silent.append(f"{member.client_id}: {error}")
+            if done >= _BYTES:
+                done = 0
+                await asyncio.sleep(0)
         remark = f"without {'; '.join(silent):.1000}" if silent else None
         if not table:
             return RemotingCommand.response(ResponseCode.CONSUME_MSG_TIMEOUT, remark=f"no member answered, {remark}")
-        body = encode_body({"consumerTable": table, "messageQueueTable": {}}, kind)
-        return RemotingCommand.response(remark=remark, body=body)
+        writing = table_body({}, "consumerTable", table.values(), bytes, kind, {"messageQueueTable": {}})
+        return RemotingCommand.response(remark=remark, body=await in_turns(writing))
 
     async def _ask(
         self, members: list[Member[Connection]], header: tuple[Any, ...]
-    ) -> list[RemotingCommand | BaseException]:
-        """221 to all of them at once."""
+    ) -> list[asyncio.Future[RemotingCommand]]:
+        """221 to all of them, some in each turn; none waits for another's answer."""
         answers: list[asyncio.Future[RemotingCommand]] = []
-        for member in members:
+        for number, member in enumerate(members, 1):
             request = RemotingCommand.request(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, header)
             try:
                 answer = member.connection.request(request, self._config.client_call_timeout)
             except RocketError as error:
                 answer = asyncio.get_running_loop().create_future()
                 answer.set_exception(error.with_traceback(None))  # which would hold the answers, and so itself
+            answer.add_done_callback(_is_known)
             answers.append(answer)
-        return await asyncio.gather(*answers, return_exceptions=True)
+            if number % (_BYTES // _OF_ONE) == 0:
+                await asyncio.sleep(0)
+        return answers
 
     # ---- offsets
 
@@ -299,6 +314,7 @@ class CallHandlers:
         self, live: ConsumerGroup[Connection], header: ResetOffsetRequestHeader, table: Mapping[MessageQueue, int]
     ) -> None:
         bodies: dict[tuple[int, bool], bytes] = {}
+        sent = 0
         for member in list(live.members.values()):
             connection = member.connection
             form = connection.serialize_type, member.language == LANGUAGE_CODES["CPP"]
@@ -309,7 +325,11 @@ class CallHandlers:
             try:
                 connection.oneway(RemotingCommand.request(code, header, body=body, oneway=True))
             except RocketError:
-                continue  # closed or not reading; the administrator sees that the offsets do not move and asks again
+                pass  # closed or not reading; the administrator sees that the offsets do not move and asks again
+            sent += _OF_ONE + len(body)
+            if sent >= _BYTES:
+                sent = 0
+                await asyncio.sleep(0)
 
     async def _all_at(self, topic: Topic, queues: int, timestamp: int) -> dict[int, int]:
         offsets = {}
@@ -340,6 +360,12 @@ def _table(
     return table_body(
         {}, "offsetTable", table.items(), partial(keyed_pair, serialize_type=serialize_type), serialize_type
     )
+
+
+def _is_known(answer: asyncio.Future[RemotingCommand]) -> None:
+    """That it failed: nobody looks any more when the broker stops."""
+    if not answer.cancelled():
+        answer.exception()
 
 
 def _said(answer: RemotingCommand) -> dict[str, Any]:
