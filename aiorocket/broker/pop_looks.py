@@ -34,8 +34,9 @@ __all__ = ("A_SLICE", "POP_WORK", "PopLooks")
 
 #: What all looks may take of one turn of the loop, and one of them, in words of a filter: some 10 ms, and 2.
 POP_WORK, A_SLICE = 40_000, 8_000
-#: A queue, one that a group begins with, and an answer's message.
-_A_QUEUE, _A_BEGIN, _A_MESSAGE = 40, 60, 8
+#: A queue, one that a group begins with, one that messages are taken of (a record is stored, and most pops are
+#: answered with no other), and an answer's message.
+_A_QUEUE, _A_BEGIN, _A_TAKE, _A_MESSAGE = 40, 60, 300, 8
 #: One pop in so many looks at retries first, so that neither they nor new messages wait for ever.
 _RETRIES_FIRST = 5
 #: Messages of a queue that one pop looks at when none matches.
@@ -235,6 +236,7 @@ class PopLooks:
             pop_time=found.pop_time, invisible_ms=wanted.invisible_ms, now=now,
             in_order=wanted.in_order, attempt=wanted.attempt,
         )  # fmt: skip
+        self._rounds.spend(_A_TAKE)
         first = table.first_out(key)
         assert first is not None
         self._offsets.commit(key.group, key.topic, key.queue_id, first)

@@ -301,6 +301,49 @@ async def test_groups_that_wait_for_one_message_have_their_turns(peer: Peer, bro
     await sender.close()
 
 
+async def test_few_groups_that_wait_are_looked_for_in_a_turn(
+    peer: Peer, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """20,000 that waited for a topic held the loop for 141 ms, with each message that came."""
+    pops, wake, woken = few_queues_a_turn(broker, 16), PopHandlers._wake, [0]
+
+    def counted(self: PopHandlers, key: tuple[str, str], queue_id: int) -> None:
+        woken[-1] += 1
+        wake(self, key, queue_id)
+
+    monkeypatch.setattr(PopHandlers, "_wake", counted)
+    await peer.create_topic("T", 2)
+    gone = await Peer.connect(broker.port)
+    for number in range(200):
+        header = pop_header(consumer_group=f"g{number}", queue_id=number % 2, poll_time=60_000)
+        await (gone if number in (150, 151) else peer).ask(200050, header)
+    while pops.polls.count < 200:
+        await asyncio.sleep(0)
+    sender = await Peer.connect(broker.port)
+
+    async def send() -> None:
+        for queue_id in range(2):
+            assert (await sender.send(b"news", queue_id=queue_id)).code == 0
+
+    sending = asyncio.ensure_future(send())
+    while not woken[-1]:  # they are told of the first one
+        await asyncio.sleep(0)
+    broker.server.connections[1].abort("it is gone")
+    left = [pops.polls.count]
+    while left[-1]:
+        await asyncio.sleep(0)
+        woken.append(0)
+        left.append(pops.polls.count)
+    await sending
+    assert max(woken) <= 16 * 40 // 8
+    assert max(before - after for before, after in itertools.pairwise(left)) <= 4  # two of them have gone
+    # One that comes behind the news does not wait for those who are told.
+    assert (await sender.call(200050, pop_header(consumer_group="late", queue_id=1))).code == 0
+    assert [split_records((await peer.answer()).body)[0].body for _ in range(198)] == [b"news"] * 198
+    await gone.close()
+    await sender.close()
+
+
 async def test_waiting_pops_that_find_nothing_do_not_keep_those_behind_them_from_their_turn(
     peer: Peer, broker: Broker
 ) -> None:

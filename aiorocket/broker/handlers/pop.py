@@ -60,6 +60,8 @@ __all__ = ("MAX_QUEUES", "PopHandlers")
 _LONGEST_TOPIC = 255
 #: Queues that one pop of any looks at, at most.
 MAX_QUEUES = 4096
+#: What it costs to look whether a group waits, as of POP_WORK.
+_A_GROUP = 8
 #: Parked pops that are told in one turn of the loop that their topic is gone.
 _TOLD_PER_TURN = 64
 
@@ -103,6 +105,8 @@ class PopHandlers:
         self.awaited: dict[str, dict[tuple[str, str], None]] = {}
         #: How many were put there since the last look at all of them.
         self._marks = 0
+        #: Topic -> queues with news that not all who wait for it have been told of.
+        self._arrivals: dict[str, dict[int, None]] = {}
         #: (topic, group) -> queues (-1: any) where something may be popped again; who waits there has its turns.
         self._news: dict[tuple[str, str], dict[int, None]] = {}
         #: The parked pops that queues are looked through for.
@@ -263,11 +267,33 @@ class PopHandlers:
 
     def arrived(self, topic: str, queue_id: int) -> None:
         """A queue of ``topic``, which is in ``awaited``, has news."""
-        keys = self.awaited[topic] = {key: None for key in self.awaited[topic] if self.polls.is_awaited(key)}
-        if not keys:
-            del self.awaited[topic]
-        for key in keys:
-            self._wake(key, queue_id if key[0] == topic else ANY_QUEUE)
+        queues = self._arrivals.get(topic)
+        if queues is not None:
+            queues[queue_id] = None
+        else:
+            self._arrivals[topic] = {queue_id: None}
+            self._rounds.begin(self._wake_all(topic))
+
+    def _wake_all(self, topic: str) -> Generator[None, None, None]:
+        """Wake what waits for ``topic`` until there are no news of it: of thousands of groups some in each turn. Who
+        comes meanwhile finds the news by itself."""
+        queues = self._arrivals[topic]
+        try:
+            while queues:
+                queue_id = next(iter(queues))
+                del queues[queue_id]
+                for key in list(self.awaited.get(topic, ())):
+                    if self._rounds.full():
+                        yield
+                    self._rounds.spend(_A_GROUP)
+                    if self.polls.is_awaited(key):
+                        self._wake(key, queue_id if key[0] == topic else ANY_QUEUE)
+                    elif key in (keys := self.awaited.get(topic, {})):
+                        del keys[key]
+                if not self.awaited.get(topic, True):
+                    del self.awaited[topic]
+        finally:
+            del self._arrivals[topic]
 
     def wake(self, topic: str, group: str) -> None:
         """Something may be popped again."""
@@ -336,7 +362,7 @@ class PopHandlers:
 
     def _forget_idle(self) -> None:
         """What nothing waits for any more, and nothing has arrived for since."""
-        waiting = {topic: [key for key in keys if self.polls.waiting(key)] for topic, keys in self.awaited.items()}
+        waiting = {topic: [key for key in keys if self.polls.is_awaited(key)] for topic, keys in self.awaited.items()}
         self.awaited = {topic: dict.fromkeys(keys) for topic, keys in waiting.items() if keys}
         self._marks = sum(map(len, self.awaited.values()))
 
