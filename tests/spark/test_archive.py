@@ -223,6 +223,7 @@ def test_an_iceberg_table_has_each_row_once_through_crashes(lake: Lake) -> None:
         assert counts == sorted(counts) and counts[0] == 20 and counts[-1] == 60
 
 
+@pytest.mark.spark_long
 def test_of_two_runs_one_archives(lake: Lake) -> None:
     lake.send(20)
 
@@ -246,6 +247,7 @@ def test_a_run_that_lost_its_claim_archives_nothing(lake: Lake, monkeypatch: pyt
     lake.check()
 
 
+@pytest.mark.spark_long
 def test_a_round_has_tasks_for_all_executors(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the cluster, not the processors of the driver's machine."""
     planned: list[int] = []
@@ -261,6 +263,7 @@ def test_a_round_has_tasks_for_all_executors(lake: Lake, monkeypatch: pytest.Mon
     assert lake.archive(mode="direct").rows_out == 4 and planned == [7]
 
 
+@pytest.mark.spark_long
 def test_what_comes_after_latest_is_archived(lake: Lake) -> None:
     create_topic(lake.nameserver, lake.topic, 4)
     for number in range(3):  # a cron job, that must not begin at the end again
@@ -308,6 +311,7 @@ def test_what_retention_took_is_an_error_or_a_gap(lake: Lake, monkeypatch: pytes
     assert lake.archive(mode="direct").complete  # of what this run did, nothing is missing
 
 
+@pytest.mark.spark_long
 def test_a_selection_is_archived_and_proves_nothing(lake: Lake) -> None:
     bodies = [OutgoingMessage(topic=lake.topic, body=b"x", tag="AB"[number % 3 == 0]) for number in range(24)]
     send(lake.nameserver, lake.topic, bodies)
@@ -320,6 +324,7 @@ def test_a_selection_is_archived_and_proves_nothing(lake: Lake) -> None:
         lake.archive(mode="direct")
 
 
+@pytest.mark.spark_long
 def test_verify_finds_files_that_are_not_what_the_manifest_says(spark: SparkSession, tmp_path: Path) -> None:
     queue = Queue("t", "b", 0)
     archive = make(tmp_path)
@@ -339,6 +344,7 @@ def test_verify_finds_files_that_are_not_what_the_manifest_says(spark: SparkSess
         verify(spark, str(tmp_path))
 
 
+@pytest.mark.spark_long
 def test_spark_and_tasks_put_a_row_into_the_same_folder(spark: SparkSession) -> None:
     times = [0, -1, 3_599_999_999, 1_700_000_000_123_456, END_OF_9999, END_OF_9999 + 1, 2**63 - 1, -(2**63)]
     stamps = pa.array([None, *times], pa.timestamp("us", "UTC"))
@@ -362,7 +368,8 @@ def test_a_run_that_is_stopped_before_its_goal_says_how_far_it_came(lake: Lake) 
     assert report.complete and lake.manifest_rows() == 4 + report.rows_out
 
 
-@pytest.mark.parametrize("mode", ["direct", pytest.param("spark", marks=pytest.mark.spark_long)])
+@pytest.mark.spark_long
+@pytest.mark.parametrize("mode", ["direct", "spark"])
 def test_following_goes_on_until_it_is_stopped(lake: Lake, mode: str) -> None:
     lake.send(8)
 

@@ -128,6 +128,7 @@ def test_nothing_is_replaced_when_a_row_is_lost_or_another_run_was_quicker(
         compact(spark, str(tmp_path), target_bytes=0)
 
 
+@pytest.mark.spark_long
 def test_a_compaction_leaves_alone_what_another_is_writing(spark: SparkSession, tmp_path: Path) -> None:
     archive = make(tmp_path)
     fill(archive)
@@ -162,6 +163,7 @@ def test_what_a_failed_try_wrote_does_not_stay(
     assert len(archive.snapshot().files) == 2
 
 
+@pytest.mark.spark_long
 def test_the_archive_goes_on_and_readers_read_on_beside_a_compaction(spark: SparkSession, tmp_path: Path) -> None:
     archive = make(tmp_path)
     for begin in (0, 5):
@@ -216,6 +218,7 @@ def test_a_table_of_many_runs_has_few_files(
     assert sorted(deltalake.DeltaTable(f"{path}/rows").to_pyarrow_table()["id"].to_pylist()) == [0, 1, 2, 3]
 
 
+@pytest.mark.spark_long
 def test_a_parquet_table_is_never_read_twice(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ DLQ = "%DLQ%billing"
 HOUR, DAY = 3600.0, 86_400.0
 
 
+@pytest.mark.spark_long
 def test_the_cause_is_what_a_consumer_recorded(spark: SparkSession) -> None:
     recorded = [
         ({"DLQ_ERROR": "KeyError", "DLQ_REASON": "'id'", "error": "of the sender"}, "KeyError: 'id'"),

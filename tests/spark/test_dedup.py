@@ -49,6 +49,7 @@ def test_a_batch_keeps_what_was_stored_first_of_each_id(spark: SparkSession) -> 
     assert count_duplicates(df) == DedupCounts(rows=8, kept=5, dropped=3, without_key=2)
 
 
+@pytest.mark.spark_long
 def test_what_repeats_an_earlier_row_goes_whichever_was_stored_first(spark: SparkSession) -> None:
     earlier = frame(spark, [row(9, msg_id="a", stored=90), row(8, msg_id=""), row(7, topic="others", msg_id="b")])
     rows = [row(0, msg_id="a"), row(1, msg_id="b"), row(2, msg_id="b"), row(3, msg_id=""), row(4, msg_id="")]
@@ -57,6 +58,7 @@ def test_what_repeats_an_earlier_row_goes_whichever_was_stored_first(spark: Spar
     assert _places(kept.collect()) == [("orders", 0, 1), ("orders", 0, 3), ("orders", 0, 4)]
 
 
+@pytest.mark.spark_long
 def test_no_join_holds_in_memory_what_is_known(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
     df = frame(spark, [row(0)])
     dedup(df, earlier=df).explain()
@@ -64,6 +66,7 @@ def test_no_join_holds_in_memory_what_is_known(spark: SparkSession, capsys: pyte
     assert plan.count("Exchange") == 1 and "Join" not in plan, plan
 
 
+@pytest.mark.spark_long
 def test_keys_expressions_and_transactions(spark: SparkSession) -> None:
     rows = [
         row(0, keys="k1", properties={"SPARK_TXN": "q/0/0/1", "pay": "1"}),

@@ -31,6 +31,7 @@ def test_rows_as_kafka_has_them(spark: SparkSession) -> None:
         rocketmq_as_kafka(rows.drop("properties"))
 
 
+@pytest.mark.spark_long
 def test_rows_made_for_kafkas_sink_are_what_ours_takes(spark: SparkSession) -> None:
     made = spark.createDataFrame(
         [(b"k", b"v", [("h", b"1"), ("i", b"2"), ("h", b"3")]), (None, b"w", None)],
@@ -52,6 +53,7 @@ def test_rows_made_for_kafkas_sink_are_what_ours_takes(spark: SparkSession) -> N
         Columns(["key", "value"][1:], ["binary"], topic="t", transactional=False)
 
 
+@pytest.mark.spark_long
 def test_an_empty_key_is_none(spark: SparkSession) -> None:
     """Kafka takes one; RocketMQ's sharding key is not empty, and the job would end with its row."""
     made = spark.createDataFrame([(b"", b"v", 0), (b"", b"v", None)], "key BINARY, value BINARY, partition INT")

@@ -194,6 +194,7 @@ def test_decode_adds_what_is_new_and_goes_on_after_a_crash(spark: SparkSession, 
     )  # fmt: skip
 
 
+@pytest.mark.spark_long
 def test_what_is_gone_before_it_was_decoded_stops_the_run_or_counts_as_missing(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -212,6 +213,7 @@ def test_what_is_gone_before_it_was_decoded_stops_the_run_or_counts_as_missing(
     assert (shown.exit_code, "INCOMPLETE: 3 rows were missing" in shown.output) == (1, True)
 
 
+@pytest.mark.spark_long
 def test_a_second_run_is_refused_and_takes_nothing_from_the_first(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,6 +238,7 @@ def test_a_second_run_is_refused_and_takes_nothing_from_the_first(
     assert places(spark.read.parquet(str(tmp_path / "out" / "decoded"))) == [(0, n) for n in range(20)]
 
 
+@pytest.mark.spark_long
 def test_decode_refuses_a_table_of_other_arguments(spark: SparkSession, tmp_path: Path) -> None:
     by_hand(tmp_path / "lake", {Q0: range(2)})
     given, output = Input(archive=str(tmp_path / "lake")), Output(str(tmp_path / "out"))
@@ -246,6 +249,7 @@ def test_decode_refuses_a_table_of_other_arguments(spark: SparkSession, tmp_path
         run_dedup(spark, given, output)
 
 
+@pytest.mark.spark_long
 def test_bad_bodies_are_quarantined_with_their_reason(
     spark: SparkSession, nameserver: str, topic: str, tmp_path: Path
 ) -> None:
@@ -265,6 +269,7 @@ def test_bad_bodies_are_quarantined_with_their_reason(
     assert (shown.exit_code, "made of 10 rows in 1 run" in shown.output) == (0, True), shown.output
 
 
+@pytest.mark.spark_long
 def test_dedup_drops_what_an_earlier_run_has_kept(spark: SparkSession, tmp_path: Path) -> None:
     archive = lakes.make(tmp_path / "lake")
     lakes.add(archive, {Q0: range(5)})  # lakes gives msgId "queue-offset"
@@ -329,6 +334,7 @@ def test_a_report_is_what_the_steps_say(spark: SparkSession, tmp_path: Path) -> 
     assert (again["up_to_date"], again["findings"], again["tables"]["windows"]) == (True, 3, windows)
 
 
+@pytest.mark.spark_long
 def test_windows_are_made_anew_only_when_there_is_something_new(spark: SparkSession, tmp_path: Path) -> None:
     archive = lakes.make(tmp_path / "lake")
     lakes.add(archive, {Q0: range(8)})  # a minute apart
@@ -350,6 +356,7 @@ def test_windows_are_made_anew_only_when_there_is_something_new(spark: SparkSess
     assert sum(row["rows"] for row in spark.read.parquet(str(tmp_path / "out" / "windows")).collect()) == 11
 
 
+@pytest.mark.spark_long
 def test_order_finds_a_gap_and_ends_with_1(spark: SparkSession, tmp_path: Path) -> None:
     by_hand(tmp_path / "whole", {Q0: range(6), Q1: range(6)})
     good = lake("order", "--archive", tmp_path / "whole")
@@ -385,6 +392,7 @@ def test_latency_of_a_live_topic_with_lag_and_plots(
     assert "complete: 12 rows" in text and topic in text
 
 
+@pytest.mark.spark_long
 def test_times_select_offsets_of_a_topic(spark: SparkSession, nameserver: str, topic: str) -> None:
     send(nameserver, topic, [b"x"] * 4)
     options = ("--topic", topic, "--nameserver", nameserver)
@@ -392,6 +400,7 @@ def test_times_select_offsets_of_a_topic(spark: SparkSession, nameserver: str, t
     assert report("windows", *options, "--until", "2020-01-01")["rows_in"] == 0
 
 
+@pytest.mark.spark_long
 def test_dead_letters_are_sorted_and_replayed_once(spark: SparkSession, nameserver: str, topic: str) -> None:
     group = f"group-{topic}"
     order = OutgoingMessage(topic="", body=b"order", tag="paid", properties={"error": "no stock"})
@@ -408,6 +417,7 @@ def test_dead_letters_are_sorted_and_replayed_once(spark: SparkSession, nameserv
     assert lake("triage", "no-such-group", *server).exit_code == 1
 
 
+@pytest.mark.spark_long
 def test_a_delta_log_that_a_crash_left_behind_is_made_up_for(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -430,6 +440,7 @@ def test_a_delta_log_that_a_crash_left_behind_is_made_up_for(
         Table.open(path, "x", {})
 
 
+@pytest.mark.spark_long
 def test_two_runs_at_once_do_not_both_write(spark: SparkSession, tmp_path: Path) -> None:
     by_hand(tmp_path / "lake", {Q0: range(2)})
     table = Table.open(str(tmp_path / "out"), "x", {})

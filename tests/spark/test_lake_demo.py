@@ -103,6 +103,7 @@ def test_counts_that_do_not_add_up_end_with_1(
     ]
 
 
+@pytest.mark.spark_long
 def test_lines_of_all_kinds_become_columns(spark: SparkSession) -> None:
     when = "03/Mar/2025:13:02:55 +0100"
     lines = [

@@ -80,6 +80,7 @@ def test_the_report_is_plain_arithmetic(spark: SparkSession, tmp_path: Path, mon
     ]  # fmt: skip
 
 
+@pytest.mark.spark_long
 def test_as_a_table_approximate_and_by_tag(spark: SparkSession) -> None:
     rows = [row(n, tags="t" if n % 5 else None, stored=1.0, born=1.0 - ms / 1000) for n, ms in enumerate(TOOK)]
     found = latency(frame(spark, rows), by=["tags"], every="1 hour", exact=False).collect()

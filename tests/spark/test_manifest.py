@@ -386,6 +386,7 @@ def test_the_proof_counts_exactly_what_is_missing(offsets: set[int], repeats: in
     assert repeated(counts) == ({Q0: repeats} if offsets and repeats else {})
 
 
+@pytest.mark.spark_long
 def test_offsets_are_counted_once_each_wherever_they_lie(spark: SparkSession) -> None:
     offsets = {0: [0, 63, 64, 64, 127, 128, 2**62, 2**62 + 1], 1: [5, 5, 5], 2: [62, 63, 63, 4095, 4096]}
     rows = [row(offset, queue=queue, stored=0) for queue, some in offsets.items() for offset in some]

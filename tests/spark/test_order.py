@@ -50,6 +50,7 @@ def test_queues(spark: SparkSession) -> None:
     findings.unpersist()
 
 
+@pytest.mark.spark_long
 def test_a_planted_redelivery_and_a_planted_swap(spark: SparkSession) -> None:
     good = [_keyed(n, "calm", n + 1) for n in range(4)]
     swap = [_keyed(10 + n, "swapped", seq) for n, seq in enumerate([1, 3, 2, 4])]
@@ -64,6 +65,7 @@ def test_a_planted_redelivery_and_a_planted_swap(spark: SparkSession) -> None:
     ]
 
 
+@pytest.mark.spark_long
 def test_by_the_time_of_making(spark: SparkSession) -> None:
     rows = [row(0, born=1, keys="k"), row(1, born=3, keys="k"), row(2, born=3, keys="k"), row(3, born=2, keys="k")]
     findings = _found(key_order(frame(spark, rows), key="keys"))

@@ -56,6 +56,7 @@ def test_a_batch_write_of_all_columns(spark: SparkSession, nameserver: str, topi
         bad.write.format("rocketmq").mode("append").options(nameServer=nameserver, topic=topic).save()
 
 
+@pytest.mark.spark_long
 def test_a_topic_is_copied_as_it_was_read(spark: SparkSession, asking: str, topic: str) -> None:
     source = spark.createDataFrame(
         [(f"{number}", ["a", "b"], "t", {"p": "v"}) for number in range(3)],

@@ -85,6 +85,7 @@ def test_json_with_a_schema(spark: SparkSession) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.spark_long
 def test_required_paths_text_and_variant(spark: SparkSession) -> None:
     bodies: list[bytes | None] = [
         b'{"id":1,"customer":{"name":"A"}}', b'{"id":1}', b"[1, 2]", b'"x"', b"{", b"\xff", b'{"a":1,"a":2}',
@@ -157,6 +158,7 @@ ORDER: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.spark_long
 def test_avro_datum_and_container(spark: SparkSession) -> None:
     fastavro = pytest.importorskip("fastavro")
 
@@ -190,6 +192,7 @@ def test_avro_datum_and_container(spark: SparkSession) -> None:
     assert bad[7]
 
 
+@pytest.mark.spark_long
 def test_a_function_of_ones_own(spark: SparkSession) -> None:
     def halves(body: bytes) -> int:
         return int(body) // 2

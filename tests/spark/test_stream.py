@@ -172,6 +172,7 @@ def test_retention_that_passes_the_query(spark: SparkSession, mq: Embedded, topi
     assert archived(spark, lake) == names(0, 10) + names(20, 30)
 
 
+@pytest.mark.spark_long
 def test_a_running_stream_waits_for_enough_and_reports_what_there_is(
     spark: SparkSession, nameserver: str, topic: str, tmp_path: Path
 ) -> None:

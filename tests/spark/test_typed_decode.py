@@ -208,6 +208,7 @@ def test_the_keys_of_protobufs_maps_are_of_their_type() -> None:
     assert found == {7: 5} and all(isinstance(key, Decimal) for key in found)
 
 
+@pytest.mark.spark_long
 def test_protobuf_by_its_descriptors(spark: SparkSession) -> None:
     files = shop()
     pool = descriptor_pool.DescriptorPool()
@@ -256,6 +257,7 @@ class Order:
     more: dict[str, float] | None = None
 
 
+@pytest.mark.spark_long
 def test_a_listeners_type_has_the_reason_of_its_dead_letters(spark: SparkSession) -> None:
     reader: TypedReader = pickle.loads(pickle.dumps(TypedReader(Order)))
     assert reader.spark_type.simpleString() == (
@@ -281,6 +283,7 @@ class OfAMessage:
     content_type: str | None = None
 
 
+@pytest.mark.spark_long
 def test_a_registry_that_is_away_fails_the_task_and_not_its_rows(spark: SparkSession) -> None:
     rows = frame(spark, [row(0, body=wired(7, OLD, {"id": 1}))])
     decoded = decode(rows, "avro", NEW, registry="http://127.0.0.1:1")

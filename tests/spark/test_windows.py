@@ -37,6 +37,7 @@ def test_tumbling_windows_by_topic_and_tag_with_late_rows(spark: SparkSession) -
     assert (counted["topic"], counted["rows"], counted["lateRows"], counted["latest"]) == ("orders", 6, 2, 70.0)
 
 
+@pytest.mark.spark_long
 def test_sliding_windows_by_key_and_store_time(spark: SparkSession) -> None:
     df = frame(spark, [row(0, keys="k", stored=10), row(1, keys="k", stored=40), row(2, keys=None, stored=40)])
     found = windows(df, every="1 minute", slide="30 seconds", by=["key"], time="storeTimestamp").collect()
