@@ -398,7 +398,10 @@ class OneOwner(RuleBasedStateMachine):
 
 
 OneOwner.TestCase.settings = settings(
-    max_examples=200, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=2 * settings.default.max_examples,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 TestOneOwner = OneOwner.TestCase
 

@@ -241,14 +241,14 @@ def test_of_many_sends_at_once_nothing_differs(way: str, more: dict[str, Any], f
 
 @each_way
 @given(st.lists(st.one_of(COMMANDS, PLAIN_COMMANDS), min_size=1, max_size=6))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples // 2, deadline=None)
 def test_of_every_send_nothing_differs(way: str, frames: list[bytes]) -> None:
     same([b"".join(frames)], way)
 
 
 @each_way
 @given(PLAIN_COMMANDS, st.integers(8, 130), st.integers(0, 255), st.integers(0, 3))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples, deadline=None)
 def test_of_damaged_headers_nothing_differs(way: str, good: bytes, at: int, value: int, kind: int) -> None:
     at = min(at, 7 + int.from_bytes(good[5:8], "big"))
     if kind == 0:
@@ -278,7 +278,7 @@ BATCHES = st.builds(
 
 @needs_compiled
 @given(st.lists(BATCHES, min_size=1, max_size=4))
-@settings(max_examples=100, deadline=None)
+@settings(deadline=None)
 def test_of_every_batch_nothing_differs(batches: list[Any]) -> None:
     frames = []
     for header, body, at, kind in batches:

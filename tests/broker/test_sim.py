@@ -325,7 +325,7 @@ def test_what_waits_since_the_clock_was_set_back_is_no_damage(caplog: pytest.Log
 
 
 @pytest.mark.parametrize("power", [False, True])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.seeds(6)
 def test_what_was_acknowledged_survives_a_killed_process_and_a_power_cut(seed: int, power: bool) -> None:
     async def main(sim: Simulation) -> None:
         disk = sim.disk()

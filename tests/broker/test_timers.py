@@ -266,7 +266,7 @@ def test_days_over_restarts_with_everything_in_the_newest_part_of_the_log() -> N
 
 
 @pytest.mark.parametrize("power", [False, True])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.seeds(4)
 def test_none_is_lost_or_early_when_a_broker_dies(seed: int, power: bool) -> None:
     async def main(sim: Simulation) -> None:
         disk = sim.disk()

@@ -146,9 +146,9 @@ KINDS: dict[str, tuple[Callable[[Consumer, Seen], None], dict[str, Any]]] = {
 def test_a_consumer(kind: str, shared: bool, for_good: bool) -> None:
     """Start, consume, stop: no task, timer, socket or file is left, the group is unregistered, its locks are free, and
     the next member gets at once what was not finished."""
-    # Every third, and of each kind and way other ones; all are in harness/test_cancellation.py.
-    first = 1 + (list(KINDS).index(kind) + shared + for_good) % 3
-    waits_of_a_consumer(kind, shared, for_good, range(first, 1000, 3))
+    # Every ninth, and of each kind and way other ones; all are in harness/test_cancellation.py.
+    first = 1 + (4 * list(KINDS).index(kind) + 2 * shared + for_good) % 9
+    waits_of_a_consumer(kind, shared, for_good, range(first, 1000, 9))
 
 
 def waits_of_a_consumer(kind: str, shared: bool, for_good: bool, waits: range) -> None:

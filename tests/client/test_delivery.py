@@ -230,7 +230,7 @@ def test_workers_are_added_and_taken_while_they_run() -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.seeds(20)
 def test_no_message_is_forgotten_whatever_the_number_of_workers_does(seed: int) -> None:
     async def scenario(world: World) -> None:
         dice = random.Random(seed)

@@ -76,7 +76,7 @@ def test_who_is_let_in_and_sends_nothing_gives_the_place_on() -> None:
     run(scenario, brokers=1, config=ProducerConfig(max_in_flight=1))
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.seeds(10)
 def test_places_are_never_lost_nor_more_than_allowed(seed: int) -> None:
     """Whoever waits is cancelled, times out, or is refused at any moment: the others are sent, each key in order."""
     dice = Random(seed)

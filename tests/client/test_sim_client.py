@@ -112,7 +112,7 @@ def test_a_quiet_hour_keeps_members_and_queues(seed: int) -> None:
     run(scenario, seed)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.seeds(10)
 def test_a_power_cut_of_the_broker_loses_nothing_acknowledged(seed: int) -> None:
     async def scenario(sim: Simulation, cluster: Cluster) -> None:
         seen: Counter[bytes] = Counter()

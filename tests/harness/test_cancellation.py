@@ -1,4 +1,4 @@
-"""Consumers that are cut off at every wait, of which ``tests/client`` has every third."""
+"""Consumers that are cut off at every wait, of which ``tests/client`` has every ninth."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ FRAMES = st.lists(
 
 
 @given(FRAMES, st.frozensets(st.sampled_from([*PLAIN, 3])))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples, deadline=None)
 def test_nothing_differs(frames: list[Frame], cancelled: frozenset[int]) -> None:
     assert outcome(frames, cancelled, runs=True)[0] == outcome(frames, cancelled, runs=False)[0]
 

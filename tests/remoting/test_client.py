@@ -102,7 +102,7 @@ def test_a_peer_that_is_silent_while_connecting_costs_the_timeout_only() -> None
     simulate(main)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.seeds(20)
 def test_whatever_happens_every_request_ends_within_its_deadline(seed: int) -> None:
     """Kills, resets, half-open links, parked requests: each future has an outcome in time and none is left."""
 

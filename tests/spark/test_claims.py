@@ -368,7 +368,7 @@ def test_of_many_at_once_one_holds_a_disk(tmp_path: Path) -> None:
     assert over.is_set() and len(refusals) == 3 and most == 1
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.seeds(20)
 def test_of_many_at_once_one_holds_a_store(tmp_path: Path, seed: int) -> None:
     """Whatever the order in which they get to the store, and whether or not a dead one's claim is there."""
     turns, told = Turns(seed), list[str]()

@@ -117,7 +117,7 @@ def test_the_legacy_columns(data: bytes) -> None:
     both(data, LEGACY_COLUMNS, begin=-(2**63), legacy=True)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples // 2, deadline=None)
 @given(CHUNKS, CHOICES, st.integers(-5, 20), st.integers(-5, 30), st.booleans(), st.booleans())
 def test_any_columns_of_any_range(
     data: bytes, choice: tuple[bool, list[str]], begin: int, end: int, crc: bool, decompress: bool
@@ -137,7 +137,7 @@ def test_good_properties_need_no_slow_way(rows: list[tuple[bytes, bool]]) -> Non
 
 
 @pytest.mark.skipif(fast.compiled("record_columns") is None, reason="aiorocketmq-speedups is not installed")
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples, deadline=None)
 @given(st.lists(st.tuples(GOOD, BODIES, MILLIS, V4), min_size=1, max_size=30), CHOICES, st.booleans(), st.booleans())
 def test_plain_records_are_compiled(
     rows: list[tuple[bytes, bytes, int, bytes]], choice: tuple[bool, list[str]], crc: bool, decompress: bool
@@ -155,7 +155,7 @@ def test_plain_records_are_compiled(
         both(b"".join(made), names, **options)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples // 2, deadline=None)
 @given(st.lists(records(), min_size=1, max_size=3).map(b"".join), st.data())
 def test_damage_is_an_error_or_makes_no_difference(data: bytes, draw: st.DataObject) -> None:
     damaged = bytearray(data)

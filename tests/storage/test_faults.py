@@ -82,8 +82,9 @@ def run(scenario: Callable[[Simulation], Awaitable[None]], seed: int = 0) -> Non
 
 @pytest.mark.parametrize("flush", ["sync", "async"])
 @pytest.mark.parametrize("kind", ["power", "kill"])
-def test_the_machine_or_the_process_dies_at_any_moment(flush: str, kind: str) -> None:
-    for seed in range(60):
+@pytest.mark.seeds(4)  # each one moment of four
+def test_the_machine_or_the_process_dies_at_any_moment(flush: str, kind: str, seed: int) -> None:
+    for moment in range(seed, 60, 4):
 
         async def scenario(simulation: Simulation) -> None:
             disk = simulation.disk()
@@ -108,7 +109,7 @@ def test_the_machine_or_the_process_dies_at_any_moment(flush: str, kind: str) ->
                 return
             await after(env, outcomes, may_rebuild=False)
 
-        run(scenario, seed)
+        run(scenario, moment)
 
 
 @pytest.mark.parametrize("flush", ["sync", "async"])

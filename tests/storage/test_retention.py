@@ -557,8 +557,9 @@ async def test_a_file_system_gets_the_space_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("power", [False, True])
-def test_a_crash_at_every_call_of_a_compaction_loses_nothing(power: bool) -> None:
-    for after in range(2 if power else 1, 206, 3):
+@pytest.mark.seeds(4)  # each one call of twelve
+def test_a_crash_at_every_call_of_a_compaction_loses_nothing(power: bool, seed: int) -> None:
+    for after in range((2 if power else 1) + 3 * seed, 206, 12):
         world = World(after)
 
         async def fill_up(store: MessageStore) -> None:

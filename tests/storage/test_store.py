@@ -593,8 +593,9 @@ async def test_segments_are_preallocated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("many, before", [(0, 0), (0, 5), (0, 128), (0, 704), (5, 125), (2, 703)])
+@pytest.mark.seeds(4)  # each one allocation of four
 async def test_without_memory_nothing_is_assigned_and_the_next_append_goes_on(
-    many: int, before: int, monkeypatch: pytest.MonkeyPatch
+    many: int, before: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each allocation of an append fails once."""
     memory = pytest.importorskip("_testcapi", reason="this interpreter has no allocator that fails when told to")
@@ -602,7 +603,7 @@ async def test_without_memory_nothing_is_assigned_and_the_next_append_goes_on(
         # Compiled code answers with an error of its own, before anything is touched.
         monkeypatch.setattr(store_module, name, PURE[name])
     more = {"sys_flag": 0, "born_timestamp": 7, "born_host": HOST}
-    for allocation in count(5):
+    for allocation in count(5 + seed, 4):
         env, done = memory_env(), list[PutResult]()
         store = await opened(env, checkpoint_interval=1000)
         for _ in range(min(1, before)):
