@@ -37,6 +37,8 @@ POP_WORK, A_SLICE = 40_000, 8_000
 #: A queue, one that a group begins with, one that messages are taken of (a record is stored, and most pops are
 #: answered with no other), and an answer's message.
 _A_QUEUE, _A_BEGIN, _A_TAKE, _A_MESSAGE = 40, 60, 300, 8
+#: An end before all was looked at, and its answer.
+_AN_END = 160
 #: One pop in so many looks at retries first, so that neither they nor new messages wait for ever.
 _RETRIES_FIRST = 5
 #: Messages of a queue that one pop looks at when none matches.
@@ -142,13 +144,17 @@ class PopLooks:
         return False
 
     def _is_void(self, connection: Connection, wanted: Wanted) -> bool:
-        """Whether nobody wants it any more, or its topic or group was deleted meanwhile."""
-        return (
+        """Whether nobody wants it any more, or its topic or group was deleted meanwhile. Then it ends, and thousands
+        may end together."""
+        void = (
             self.closed
             or connection.closed
             or wanted.topic.name not in self._topics
             or self._configs.get(wanted.group) is None
         )
+        if void:
+            self._rounds.spend(_AN_END)
+        return void
 
     # ---- queues
 

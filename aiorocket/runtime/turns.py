@@ -103,12 +103,6 @@ class Rounds:
         self._arm()
         return False
 
-    def finish(self) -> None:
-        """All of them up to their end, now."""
-        while self._works:
-            for _ in self._works.popleft():
-                pass
-
     def _arm(self) -> None:
         if not self._armed:
             self._armed = True

@@ -877,6 +877,30 @@ async def test_of_many_queues_few_are_looked_at_in_a_turn(monkeypatch: pytest.Mo
         await peer.close()
 
 
+async def test_of_looks_that_a_stop_ends_few_end_in_a_turn() -> None:
+    """Thousands may be under way, and each is answered."""
+    async with running() as server:
+        parts, peer = server.parts, await Peer.connect(server.port)
+        await peer.create_topic("T", 4_096)
+        assert parts is not None
+        pops = parts.pops
+        for number in range(1_000):
+            header = pop_header(consumer_group=f"g{number % 3}", poll_time=60_000)
+            peer.writer.write(RemotingCommand.request(200050, header))
+        async with asyncio.timeout(60):
+            while not server.server.connections or server.server.connections[0].in_flight < 1_000:
+                await asyncio.sleep(0)
+        assert len(pops._rounds) > 900
+        stop, left = asyncio.ensure_future(server.close()), [len(pops._rounds)]
+        while not stop.done():
+            await asyncio.sleep(0)
+            left.append(len(pops._rounds))
+        assert left[-1] == 0 and max(before - after for before, after in itertools.pairwise(left)) <= 300
+        codes = [(await peer.answer()).code for _ in range(1_000)]
+        assert codes == [210] * 1_000
+        await peer.close()
+
+
 @pytest.mark.parametrize("code", [11, 46, 200050])
 async def test_few_filters_are_compiled_in_a_turn(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     """One of 4,000 words takes 25 ms, and 18 of them come in a turn of one connection."""

@@ -65,5 +65,5 @@ async def test_long_works_go_on_side_by_side_each_for_its_slice() -> None:
     assert done == [*"aabbc", *"aacc"] and len(failed) == 1 and len(rounds) == 1
     await asyncio.sleep(0)
     assert done == [*"aabbcaacc", *"aa"] and rounds.turn == 2
-    rounds.finish()
+    await asyncio.sleep(0)
     assert done == [*"aabbcaaccaa", "a"] and not len(rounds)

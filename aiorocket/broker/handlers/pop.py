@@ -319,10 +319,9 @@ class PopHandlers:
         waits for answers."""
         self._driver.close()
         self._looks.closed = True
-        while pulls := self.polls.expire(inf):
+        while (pulls := self.polls.expire(inf)) or self._rounds:  # what is under way ends where it stands
             self._end(pulls)
             await asyncio.sleep(0)
-        self._rounds.finish()
 
     def _expired(self, now: float) -> None:
         self._end(self.polls.expire(now))
