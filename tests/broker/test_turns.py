@@ -367,6 +367,15 @@ async def test_who_leaves_during_its_long_heartbeat_has_left(broker: Broker, pee
     assert broker.consumers.get("g998") is not None
 
 
+async def test_who_leaves_in_the_turn_of_its_long_heartbeat_has_left(broker: Broker, peer: Peer) -> None:
+    """It was answered before, and registered again."""
+    groups = [ConsumerData(f"g{number}", subscriptions=[SubscriptionData("T", "*")]) for number in range(1_000)]
+    peer.writer.write(RemotingCommand.request(34, body=encode_body(HeartbeatData("one", [], groups), JSON)))
+    peer.writer.write(RemotingCommand.request(35, UnregisterClientRequestHeader("one", None, "g7")))
+    assert [(await peer.answer()).code for _ in range(2)] == [0, 0]
+    assert broker.consumers.get("g7") is None and broker.consumers.get("g8") is not None
+
+
 async def test_a_long_heartbeat_of_one_who_has_gone_registers_nobody_more(broker: Broker) -> None:
     other = await Peer.connect(broker.port)
     await other.pull()

@@ -86,7 +86,8 @@ class ClientHandlers:
         self._consumers: GroupTable[Connection] = tables.consumers
         self._producers: GroupTable[Connection] = tables.producers
         self._topics_changed = topics_changed
-        self._one_long = asyncio.Lock()  # one works in turns of the loop, not each of many
+        #: One works in turns of the loop, not each of many. The task of one that came in this turn has not run yet.
+        self._one_long, self._is_coming = asyncio.Lock(), False
         #: The long list of members that was asked for last: all of them ask for it when one came.
         self._list: tuple[list[str], int, bytes] = [], 0, b""
         self._to_notify: dict[str, None] = {}
@@ -116,7 +117,14 @@ class ClientHandlers:
         not keep the client's others out."""
         long = len(command.body) > _AT_ONCE
         registering = self._register(connection, command, long)
-        return self._long(registering) if long else whole(registering)
+        if not long:
+            return whole(registering)
+        self._is_coming = True
+        self._loop.call_soon(self._has_come)
+        return self._long(registering)
+
+    def _has_come(self) -> None:
+        self._is_coming = False
 
     async def _long(self, registering: Generator[None, None, RemotingCommand]) -> RemotingCommand:
         async with self._one_long:
@@ -221,7 +229,7 @@ class ClientHandlers:
     ) -> RemotingCommand | Awaitable[RemotingCommand]:
         """Code 35."""
         header = command.read(UnregisterClientRequestHeader)
-        if self._one_long.locked():
+        if self._is_coming or self._one_long.locked():
             return self._leave_behind(connection, header)
         return self._leave(connection, header)
 
