@@ -120,6 +120,7 @@ def rows_in(table: Any) -> tuple[str, int]:
         return ".".join(table.name()), table.scan().to_arrow().num_rows
 
 
+@pytest.mark.spark_long
 def test_archives_of_one_name_share_a_catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     configure(monkeypatch, tmp_path / "catalog.db")
     paths = ["a/orders", "b/orders", "c/b/orders", "a_orders", "a/orders_"]
@@ -136,6 +137,7 @@ def test_archives_of_one_name_share_a_catalogue(tmp_path: Path, monkeypatch: pyt
     assert not (tmp_path / "a/orders/_iceberg.db").exists()
 
 
+@pytest.mark.spark_long
 @pytest.mark.usefixtures("arrow_parts")
 def test_pipelines_share_a_catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their folders have the same names."""
@@ -152,6 +154,7 @@ def test_pipelines_share_a_catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert found == [("lake.dedup_rows", 1), ("lake.bank_dedup_rows", 2)]
 
 
+@pytest.mark.spark_long
 @pytest.mark.usefixtures("arrow_parts")
 def test_a_second_catalogue_over_the_same_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = make(tmp_path / "orders", format="iceberg")
@@ -181,6 +184,7 @@ def test_a_second_catalogue_over_the_same_folder_is_refused(tmp_path: Path, monk
     assert rows_in(iceberg_table(archive)) == ("lake.orders", 50)
 
 
+@pytest.mark.spark_long
 @pytest.mark.parametrize("noted", [True, False])
 def test_a_copy_leaves_the_table_of_the_original_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noted: bool
@@ -275,6 +279,7 @@ def test_what_pyiceberg_would_take_for_the_end_of_a_path_is_refused(tmp_path: Pa
     assert [each.name for each in tmp_path.iterdir()] == [name]  # and nothing beside it
 
 
+@pytest.mark.spark_long
 def test_old_metadata_goes(tmp_path: Path) -> None:
     archive = make(tmp_path / "orders", format="iceberg")
     table = iceberg_table(archive)
@@ -305,6 +310,7 @@ def aged(folder: Path) -> None:
         os.utime(each, (0, 1e9))
 
 
+@pytest.mark.spark_long
 def test_snapshots_go_when_their_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive, metadata = make(tmp_path / "orders", format="iceberg"), tmp_path / "orders/data/metadata"
     for number in range(6):
@@ -346,6 +352,7 @@ def died(*_: object) -> None:
     raise ConnectionAbortedError
 
 
+@pytest.mark.spark_long
 def test_a_snapshot_goes_before_its_files_and_no_sooner(tmp_path: Path) -> None:
     archive = make(tmp_path / "orders", format="iceberg")
     add(archive, {Q0: range(90)})
@@ -375,6 +382,7 @@ def test_a_snapshot_goes_before_its_files_and_no_sooner(tmp_path: Path) -> None:
         assert readable(table) == [110]
 
 
+@pytest.mark.spark_long
 def test_snapshots_that_do_not_say_their_generation_stay_while_nothing_was_replaced(tmp_path: Path) -> None:
     archive = make(tmp_path / "orders", format="iceberg")
     snapshot = add(archive, {Q0: range(20)})
@@ -388,6 +396,7 @@ def test_snapshots_that_do_not_say_their_generation_stay_while_nothing_was_repla
         assert readable(table) == [20, 20, 20]
 
 
+@pytest.mark.spark_long
 def test_manifests_stay_few(tmp_path: Path) -> None:
     archive = make(tmp_path / "orders", format="iceberg")
     table = iceberg_table(archive)
@@ -500,6 +509,7 @@ def in_store(rows: Any, location: str) -> None:
         parquet.write_table(rows, stream)
 
 
+@pytest.mark.spark_long
 @pytest.mark.usefixtures("arrow_parts")
 def test_files_whose_time_comes_during_a_run_go_behind_their_snapshots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
