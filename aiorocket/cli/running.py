@@ -36,9 +36,9 @@ def in_lines(error: Exception) -> str:
 
 
 @contextmanager
-def told_in_a_line() -> Iterator[None]:
+def told_in_a_line(credentials: str = "--credentials") -> Iterator[None]:
     """An error that a user can act on becomes one line on standard error and exit code 1, or 2 for a name that cannot
-    be."""
+    be. ``credentials`` is where the command takes them from."""
     try:
         yield
     except (aiorocket.RocketError, aiorocket.ProtocolError) as error:
@@ -46,7 +46,7 @@ def told_in_a_line() -> Iterator[None]:
         text = in_lines(error)
         refused = isinstance(error, aiorocket.RemoteError) and error.code == _NO_PERMISSION
         if refused and not any(words in text for words in _NOT_WHO):
-            text += "; sign in as one who may (--credentials)"
+            text += f"; sign in as one who may ({credentials})"
         raise kind(text) from error
     except BrokenPipeError:
         raise  # whoever read our output is gone: click ends the process without a word

@@ -24,7 +24,7 @@ from aiorocket.cli.lake.running import INSTALL, Interrupts
 from aiorocket.cli.lake.telling import cell, proof, summary
 from aiorocket.cli.lines import Line
 from aiorocket.cli.main import cli
-from aiorocket.errors import UsageError
+from aiorocket.errors import RemoteError, UsageError
 from aiorocket.model import Queue
 from aiorocket.spark import quiet_session
 from aiorocket.spark.failures import explain
@@ -217,6 +217,7 @@ def test_missing_rows_end_with_1_and_json_is_all_of_standard_output(monkeypatch:
         (KeyboardInterrupt(), 130, "interrupted; what is in there is complete up to the last batch"),
         (UsageError("no such thing"), 1, "Error: no such thing\n"),
         (PermissionError(13, "Permission denied", "/lake"), 1, "Error: /lake: Permission denied\n"),
+        (RemoteError(16, "no permission"), 1, "sign in as one who may (AIOROCKET_CREDENTIALS_FILE=FILE)\n"),
     ],
 )
 def test_what_goes_wrong_is_one_line(
@@ -244,6 +245,21 @@ def test_the_first_signal_asks_the_second_one_interrupts_and_handlers_come_back(
     finally:
         interrupts.give_back()
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_second_signal_ends_what_follows_as_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = StepReport("archive", 0, 0, {})
+    given_to_archive(monkeypatch, done)
+    monkeypatch.setattr("aiorocket.cli.lake.running.ONE_WISH", 0.0)
+
+    def step(*_: object, **__: object) -> StepReport:
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        return done
+
+    monkeypatch.setattr(import_module("aiorocket.spark.steps.archives.archive"), "archive", step)
+    assert lake("archive", "orders", "there", "--follow").exit_code == 130
 
 
 def test_what_an_interrupted_call_leaves_behind_is_the_interrupt(

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import closing, nullcontext
+from importlib import import_module
 from pathlib import Path
 from shutil import copy
+from traceback import format_exception
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JError
 
 from aiorocket.client.queue_scan import Bounds
 from aiorocket.errors import RocketError, UsageError
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+archive_module: Any = import_module("aiorocket.spark.steps.archives.archive")  # the package has the step by this name
 END_OF_9999 = (LAST_HOUR + 1) * 3_600_000_000 - 1
 
 
@@ -89,6 +94,26 @@ class Lake:
 @pytest.fixture
 def lake(spark: SparkSession, nameserver: str, topic: str, tmp_path: Path) -> Lake:
     return Lake(spark, nameserver, topic, tmp_path / "lake")
+
+
+def test_spark_gets_a_line_of_a_batch_that_fails_and_no_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = SimpleNamespace(connection=SimpleNamespace(namespace=""))
+    stream = archive_module._Stream(SimpleNamespace(options=options))
+    error = Py4JError(
+        "An error occurred while calling o1.save.\n: org.apache.spark.SparkException: Job 3 cancelled\n"
+        + "\tat java.base/java.lang.Thread.run(Thread.java:840)\n" * 5000
+    )
+
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(stream, "_archive", fails)
+    with pytest.raises(RocketError) as caught:
+        stream._batch(None, 3)
+    # py4j sends the trace; what stands in it is this function and the one that raises.
+    assert "Job 3 cancelled" in str(caught.value)
+    assert len("".join(format_exception(caught.value))) < 4000
+    assert stream._failed is error
 
 
 @pytest.mark.spark_long

@@ -47,7 +47,7 @@ def check_extras(*more: str, install: str = INSTALL, what: str = "aiorocket lake
 def told_in_a_line() -> Iterator[None]:
     """As ``running.told_in_a_line``, with what users can act on of Spark's failures."""
     try:
-        with running.told_in_a_line():
+        with running.told_in_a_line("AIOROCKET_CREDENTIALS_FILE=FILE"):
             yield
     except Exception as error:
         from aiorocket.spark.failures import explain, is_spark_failure
@@ -90,6 +90,8 @@ class Interrupts:
             if not self._broke_off:
                 raise
             raise KeyboardInterrupt from None
+        if self._broke_off:  # ``follow`` takes it for its end, but there is no stopping Spark in good order any more
+            raise KeyboardInterrupt
 
     def _on_signal(self, number: int, _frame: object) -> None:
         now = perf_counter()

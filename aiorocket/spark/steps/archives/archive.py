@@ -20,6 +20,7 @@ from pyspark.errors import StreamingQueryException
 from aiorocket.client.pipeline.reading import unwrap, wrap
 from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import Queue
+from aiorocket.spark.failures import explain
 from aiorocket.spark.offsets import format_offsets, from_nested
 from aiorocket.spark.steps.archives.archive_run import Hook, Run
 from aiorocket.spark.steps.archives.direct import Rounds
@@ -176,9 +177,11 @@ class _Stream:
         with self._busy:
             try:
                 self._archive(df, batch)
-            except Exception as error:
-                self._failed = error  # Spark makes text of it
-                raise
+            except Exception as error:  # noqa: BLE001 - whatever it is, ``_wait`` raises it
+                self._failed = error
+                # Spark makes text of it. In that of a job that ``stop`` ended it looks for Java's exceptions, with an
+                # expression that overflows the stack of its thread when the text has the traces of both.
+                raise RocketError(explain(error)) from None
 
     def _archive(self, df: DataFrame, batch: int) -> None:
         run = self._run
