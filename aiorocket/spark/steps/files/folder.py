@@ -128,7 +128,8 @@ class Folder:
                 raise FileExistsError(f"{self.uri(name)} is there already")
             self._fs.copy_file(self.full(temporary), self.full(name))
         finally:
-            self.remove(temporary)
+            with suppress(FileNotFoundError):
+                self._fs.delete_file(self.full(temporary))
 
     @contextmanager
     def naming(self, name: str) -> Iterator[None]:
