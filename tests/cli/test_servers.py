@@ -67,7 +67,7 @@ async def test_signals_at_once_are_one_wish(monkeypatch: pytest.MonkeyPatch, num
         signal.raise_signal(number)
         await asyncio.sleep(0)
         assert wishes.empty()
-    monkeypatch.setattr("aiorocket.cli.stopping._ONE_WISH", 0)
+    monkeypatch.setattr("aiorocket.cli.stopping.ONE_WISH", 0)
     with stop_signals(lambda: wishes.put_nowait(None)):
         signal.raise_signal(number)
         await wishes.get()
