@@ -262,6 +262,43 @@ def test_a_second_signal_ends_what_follows_as_an_interrupt(monkeypatch: pytest.M
     assert lake("archive", "orders", "there", "--follow").exit_code == 130
 
 
+@pytest.mark.parametrize("follow", [True, False])
+def test_the_start_of_spark_is_not_broken_off(monkeypatch: pytest.MonkeyPatch, follow: bool) -> None:
+    got = given_to_archive(monkeypatch, StepReport("archive", 0, 0, {}))
+    seen: list[str] = []
+
+    @contextmanager
+    def session(*_: object, **__: object) -> Iterator[None]:
+        signal.raise_signal(signal.SIGINT)
+        seen.append("started")
+        try:
+            yield None
+        except KeyboardInterrupt:
+            seen.append("interrupted")
+            raise
+
+    monkeypatch.setattr("aiorocket.spark.quiet_session.session_for", session)
+    result = lake("archive", "orders", "there", *["--follow"] * follow)
+    if follow:  # what goes on until it is told to stop looks at the wish by itself
+        assert result.exit_code == 0 and seen == ["started"] and got["stop"]() is True
+    else:
+        assert result.exit_code == 130 and seen == ["started", "interrupted"] and not got
+
+
+def test_a_second_signal_breaks_off_the_start_of_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    got = given_to_archive(monkeypatch, StepReport("archive", 0, 0, {}))
+    monkeypatch.setattr("aiorocket.cli.lake.running.ONE_WISH", 0.0)
+
+    @contextmanager
+    def session(*_: object, **__: object) -> Iterator[None]:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        yield None
+
+    monkeypatch.setattr("aiorocket.spark.quiet_session.session_for", session)
+    assert lake("archive", "orders", "there").exit_code == 130 and not got
+
+
 def test_what_an_interrupted_call_leaves_behind_is_the_interrupt(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -75,8 +75,7 @@ class LogDemo:
             stored, sent_by = _stored(mq), perf_counter()
             teller.note("starting Spark")
             try:
-                with session_for("aiorocket lake demo", master, conf, short=True) as spark:
-                    interrupts.take()
+                with interrupts.session(session_for("aiorocket lake demo", master, conf, short=True)) as spark:
                     teller.note("")
                     started_by = perf_counter()
                     done = pipeline(spark, mq.nameserver_address, TOPIC, self._folder, on_progress=teller.progress)

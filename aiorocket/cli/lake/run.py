@@ -102,8 +102,7 @@ def _run(
         return
     say("starting Spark")
     try:
-        with session_for("aiorocket lake run", plan.master, plan.spark) as spark:
-            interrupts.take()
+        with interrupts.session(session_for("aiorocket lake run", plan.master, plan.spark)) as spark:
             pipeline = Continuous(spark, plan, name_server, options, stop=lambda: interrupts.wanted, told=told, say=say)
             with pages(pipeline, plan, metrics) as where:
                 say(f"running {plan.topic} to {plan.path}{where}")

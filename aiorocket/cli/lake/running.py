@@ -7,12 +7,12 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from math import inf
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
@@ -25,7 +25,9 @@ from aiorocket.runtime.clock import WallClock
 if TYPE_CHECKING:
     from aiorocket.spark.steps.report import ProgressCall, StepReport
 
-__all__ = ("HTML", "INSTALL", "Work", "check_extras", "run_step", "told_in_a_line")
+__all__ = ("HTML", "INSTALL", "Interrupts", "Work", "check_extras", "run_step", "told_in_a_line")
+
+T = TypeVar("T")
 
 #: Where the context has the path of the page that ``--html`` asks for.
 HTML = "aiorocket.lake.html"
@@ -64,12 +66,12 @@ class Interrupts:
     def __init__(self, *, gently: bool) -> None:
         self.wanted = False
         self._gently = gently
+        self._starting = False
         self._broke_off = False
         self._last = -inf
         self._before: dict[int, Any] = {}
 
     def take(self) -> None:
-        """To be called when there is a session: pyspark puts a handler of its own there."""
         for number in (signal.SIGINT, signal.SIGTERM):
             before = signal.signal(number, self._on_signal)
             self._before.setdefault(number, before)
@@ -79,6 +81,21 @@ class Interrupts:
             signal.signal(number, handler)
         logging.getLogger().removeFilter(_quiet)
         logging.getLogger("py4j").setLevel(logging.NOTSET)
+
+    @contextmanager
+    def session(self, session: AbstractContextManager[T]) -> Iterator[T]:
+        """``session``; a first signal while it starts takes effect when it has. A JVM for which pyspark does not wait
+        until it has said where it listens goes on for ever: the folder to say it in is gone, what listens is not."""
+        self._starting = True
+        try:
+            with session as spark:
+                self.take()  # pyspark has put a handler of its own there
+                self._starting = False
+                if self.wanted and not self._gently:
+                    self._break_off()
+                yield spark
+        finally:
+            self._starting = False
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -99,16 +116,20 @@ class Interrupts:
         if same:
             return
         first, self.wanted = not self.wanted, True
-        if not (self._gently and first):
-            self._broke_off = True
-            # py4j logs the interrupted call with its trace, and what goes wrong with its sockets.
-            logging.getLogger().addFilter(_quiet)
-            logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
-            raise KeyboardInterrupt
+        if not (first and (self._gently or self._starting)):
+            self._break_off()
+
+    def _break_off(self) -> NoReturn:
+        self._broke_off = True
+        # py4j logs the interrupted call with its trace, and what goes wrong with its sockets.
+        logging.getLogger().addFilter(_quiet)
+        logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
+        raise KeyboardInterrupt
 
 
 def _quiet(record: logging.LogRecord) -> bool:
-    return "KeyboardInterrupt" not in record.getMessage()
+    said = record.getMessage()
+    return "KeyboardInterrupt" not in said and not said.startswith("Exception while sending command")
 
 
 def run_step(
@@ -133,8 +154,7 @@ def run_step(
             from aiorocket.spark.steps import ClaimStoppedError
 
             teller.note("starting Spark")
-            with session_for("aiorocket lake", master, conf) as spark:
-                interrupts.take()
+            with interrupts.session(session_for("aiorocket lake", master, conf)) as spark:
                 teller.note("")
                 try:
                     with interrupts.working():

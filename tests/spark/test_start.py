@@ -1,0 +1,51 @@
+"""The start of Spark's JVM in a process of its own, which pyspark begins and only the JVM itself ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.spark_long, pytest.mark.timeout(600)]
+
+COMMAND = [sys.executable, "-m", "aiorocket", "lake", "archive", "orders", "--nameserver", "127.0.0.1:1"]
+
+
+def until(done: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + 240
+    while not done():
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+
+
+def is_gone(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for its child in /proc")
+def test_a_command_that_is_ended_while_spark_starts_leaves_no_jvm(tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    with output.open("wb") as out, subprocess.Popen(
+        [*COMMAND, str(tmp_path / "archive")], stdout=out, stderr=out, start_new_session=True
+    ) as process:  # fmt: skip
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        try:
+            until(lambda: bool(children.read_text()), "no JVM is started")
+            process.terminate()
+            assert process.wait(240) == 130
+            until(lambda: is_gone(process.pid), "its JVM is still there")
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    assert b"Traceback" not in output.read_bytes()
