@@ -131,8 +131,8 @@ class RowError(UsageError):
 
 
 class OutgoingRow(NamedTuple):
-    """One message. ``tail`` is its property text without the id in front; ``queue_id`` and ``sharding_key`` exclude
-    each other; ``deliver_ms`` is for a broker with timer messages."""
+    """One message. ``tail`` is its property text without the id in front; ``queue_id`` chooses the queue, where it is
+    None ``sharding_key`` does; ``deliver_ms`` is for a broker with timer messages."""
 
     number: int
     topic: str
@@ -254,7 +254,7 @@ class Columns:
             broker = brokers[place] if brokers is not None else None
             deliver = delivers[place] if delivers is not None else None
             if queue is not None or broker is not None or deliver is not None:
-                checks.place(number, queue, broker, key, level, deliver)
+                checks.place(number, queue, broker, level, deliver)
             assert topic is not None
             made.append(OutgoingRow(number, topic, body, tail, queue, broker, key, level or 0, deliver))
         return made
@@ -397,20 +397,9 @@ class _Checks:
                 return column
         return "properties, tags and keys together"
 
-    def place(
-        self,
-        number: int,
-        queue: int | None,
-        broker: str | None,
-        key: str | None,
-        level: int | None,
-        deliver: int | None,
-    ) -> None:
+    def place(self, number: int, queue: int | None, broker: str | None, level: int | None, deliver: int | None) -> None:
         if queue is not None and queue < 0:
             raise self.refuse(number, "queueId", f"{queue}: 0 or more, null for any queue")
-        if queue is not None and key is not None:
-            text = f"{queue}, and shardingKey is {key!r:.100}: both choose the queue, give one"
-            raise self.refuse(number, "queueId", text)
         if broker is not None and queue is None:
             raise self.refuse(number, "brokerName", f"{broker!r:.100} without a queueId")
         if deliver is None:

@@ -37,7 +37,7 @@ def test_columns_reach_the_broker(nameserver: str, topic: str) -> None:
         "tags": ["t", None, None, None, None],
         "properties": pa.array([[("p", "ü")], None, None, None, None], pa.map_(pa.string(), pa.string())),
         "queueId": pa.array([None, 2, None, None, None], pa.int32()),
-        "shardingKey": [None, None, "s", None, None],
+        "shardingKey": [None, "k", "s", None, None],
         "delayLevel": pa.array([None, None, None, None, 18], pa.int32()),
     })  # fmt: skip
     types = schema(
@@ -49,7 +49,7 @@ def test_columns_reach_the_broker(nameserver: str, topic: str) -> None:
     assert set(found) == {"plain", "pinned", "xxxxxx"}  # the late one waits for two hours
     plain = found["plain"]
     assert (plain.keys, plain.tag, plain.properties["p"]) == (["a", "b"], "t", "ü")
-    assert found["pinned"].queue_id == 2
+    assert (found["pinned"].queue_id, found["pinned"].properties["__SHARDINGKEY"]) == (2, "k")
     assert found["xxxxxx"].sys_flag & 1 and len(found["xxxxxx"].raw_body) < 100
     (keyed,) = stored(nameserver, other)
     assert keyed.properties["__SHARDINGKEY"] == "s"

@@ -58,12 +58,14 @@ def test_every_column() -> None:
     when = datetime(2030, 1, 2, 3, 4, 5, 678_999, UTC)
     first, second, third = converted(
         {"body": b"1", "topic": "A", "keys": ["k1", "k2"], "tags": "x", "properties": [("p", "v")], "queueId": 2,
-         "brokerName": "b", "delayLevel": 3},
+         "brokerName": "b", "shardingKey": "k", "delayLevel": 3},
         {"body": b"2", "shardingKey": "s", "deliverTimestamp": when},
         {"body": b"3", "delayLevel": 0},
     )  # fmt: skip
     assert first[:3] == (10, "A", b"1")
-    assert decode_properties(first.tail.encode()) == {"KEYS": "k1 k2", "TAGS": "x", "p": "v", "DELAY": "3"}
+    assert decode_properties(first.tail.encode()) == {
+        "KEYS": "k1 k2", "TAGS": "x", "__SHARDINGKEY": "k", "p": "v", "DELAY": "3",
+    }  # fmt: skip
     assert (first.queue_id, first.broker_name, first.delay_level, first.alone) == (2, "b", 3, True)
     assert second.topic == "T" and second.tail == "__SHARDINGKEY\x01s\x02" and second.sharding_key == "s"
     assert second.deliver_ms == 1_893_553_445_678 and second.alone
@@ -121,7 +123,6 @@ def test_labels_follow_what_the_row_says_and_replace_what_it_was_read_with() -> 
         ({"properties": [("TIMER_DELAY_SEC", "1")]}, "properties", "would change"),
         ({"properties": [("a", "x" * 40_000)]}, "properties", "limit"),
         ({"queueId": -1}, "queueId", "0 or more"),
-        ({"queueId": 1, "shardingKey": "k"}, "queueId", "both choose the queue"),
         ({"queueId": None, "brokerName": "b"}, "brokerName", "without a queueId"),
         ({"shardingKey": ""}, "shardingKey", "empty"),
         ({"delayLevel": 19}, "delayLevel", "1 to 18"),

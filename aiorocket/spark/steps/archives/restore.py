@@ -299,10 +299,10 @@ class _Restore:
         topic = F.lit(self._to_topic) if self._to_topic else F.col("topic")
         columns = [topic.alias("topic"), *map(F.col, ("body", "keys", "tags"))]
         columns.append(F.map_concat(kept, restored).alias("properties"))
+        columns.append(F.nullif(F.col("properties")[PROPERTY_SHARDING_KEY], F.lit("")).alias("shardingKey"))
         if self._keep_queues:
-            return rows.select(*columns, F.col("queueId"))
-        key = F.nullif(F.col("properties")[PROPERTY_SHARDING_KEY], F.lit(""))
-        return rows.select(*columns, key.alias("shardingKey"))
+            columns.append(F.col("queueId"))
+        return rows.select(*columns)
 
     def _pace(self, rate: float | None) -> None:
         if rate is not None:

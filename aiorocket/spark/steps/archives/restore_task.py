@@ -44,7 +44,7 @@ def restore_task(task: tuple[str, Sequence[str], Sequence[Any], Mapping[str, str
     ranges = {Queue(*each[:3]): each[3:] for each in told}
     settings = SinkOptions.parse(text)
     folder, schema = Folder(location), arrow_schema(NEEDED)
-    names = ["topic", "body", "keys", "tags", "properties", "queueId" if keep_queues else "shardingKey"]
+    names = ["topic", "body", "keys", "tags", "properties", "shardingKey", *["queueId"] * keep_queues]
     columns = Columns(names, [_TYPES[name] for name in names], topic=None, transactional=False)
     with tempfile.TemporaryFile() as file:
         pieces = Pieces(schema, file)
@@ -67,7 +67,7 @@ def restore_task(task: tuple[str, Sequence[str], Sequence[Any], Mapping[str, str
                     del waiting[queue]
                     continue
                 where = f"{queue}, offsets {batch.column('queueOffset')[0]} on"
-                messages = _messages(queue, batch, to_topic or queue.topic, keep_queues, names)
+                messages = _messages(queue, batch, to_topic or queue.topic, names)
                 rows += columns.rows(messages, where=where, first=len(rows))
                 sent[queue] += batch.num_rows
             if rows:
@@ -83,9 +83,7 @@ def _short(batches: Iterator[pa.RecordBatch], room: int) -> Iterator[pa.RecordBa
             yield batch.slice(start, rows)
 
 
-def _messages(
-    queue: Queue, batch: pa.RecordBatch, topic: str, keep_queues: bool, names: Sequence[str]
-) -> pa.RecordBatch:
+def _messages(queue: Queue, batch: pa.RecordBatch, topic: str, names: Sequence[str]) -> pa.RecordBatch:
     """Rows of ``queue`` as the sink takes them."""
     count = batch.num_rows
     given = batch.column("properties")
@@ -97,16 +95,13 @@ def _messages(
     ).to_numpy(zero_copy_only=False)
     values: dict[str, Any] = {
         "topic": pa.repeat(topic, count),
-        **{name: batch.column(name) for name in ("body", "keys", "tags")},
+        **{name: batch.column(name) for name in ("body", "keys", "tags", "queueId")},
     }
-    if keep_queues:
-        values["queueId"] = batch.column("queueId")
-    else:
-        places = np.full(count, -1)
-        found = np.flatnonzero(pc.equal(keys, PROPERTY_SHARDING_KEY).to_numpy(zero_copy_only=False))
-        places[row_of[found]] = found
-        sharding = items.take(pa.array(places, mask=places < 0))
-        values["shardingKey"] = pc.if_else(pc.equal(sharding, ""), None, sharding)
+    places = np.full(count, -1)
+    found = np.flatnonzero(pc.equal(keys, PROPERTY_SHARDING_KEY).to_numpy(zero_copy_only=False))
+    places[row_of[found]] = found
+    sharding = items.take(pa.array(places, mask=places < 0))
+    values["shardingKey"] = pc.if_else(pc.equal(sharding, ""), None, sharding)
     # The two of ours come behind what is kept of each row.
     place = f"{queue.topic}@{queue.broker_name}@{queue.queue_id}@"
     ids = pc.binary_join_element_wise(place, batch.column("queueOffset").cast(pa.string()), "")
