@@ -15,7 +15,11 @@ import pytest
 
 pytestmark = [pytest.mark.spark_long, pytest.mark.timeout(600)]
 
-COMMAND = [sys.executable, "-m", "aiorocket", "lake", "archive", "orders", "--nameserver", "127.0.0.1:1"]
+COMMANDS = {
+    "archive": ["archive", "orders", "lake", "--nameserver", "127.0.0.1:1"],
+    "check": ["run", "file", "--check"],
+}
+FILE = 'topic = "orders"\npath = "lake"\n[dedup]\n'
 
 
 def until(done: Callable[[], bool], what: str) -> None:
@@ -33,11 +37,14 @@ def is_gone(group: int) -> bool:
     return False
 
 
+@pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for its child in /proc")
-def test_a_command_that_is_ended_while_spark_starts_leaves_no_jvm(tmp_path: Path) -> None:
+def test_a_command_that_is_ended_while_spark_starts_leaves_no_jvm(tmp_path: Path, command: str) -> None:
     output = tmp_path / "output"
+    (tmp_path / "file").write_text(FILE)
+    call = [sys.executable, "-m", "aiorocket", "lake", *COMMANDS[command]]
     with output.open("wb") as out, subprocess.Popen(
-        [*COMMAND, str(tmp_path / "archive")], stdout=out, stderr=out, start_new_session=True
+        call, stdout=out, stderr=out, start_new_session=True, cwd=tmp_path
     ) as process:  # fmt: skip
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         try:

@@ -15,6 +15,7 @@ from aiorocket.cli.lake.running import Interrupts, check_extras, told_in_a_line
 from aiorocket.cli.lake.telling import plural, proof
 from aiorocket.cli.metrics import metrics_options
 from aiorocket.cli.server_options import host_port
+from aiorocket.cli.terminal import INTERRUPTED
 from aiorocket.errors import ConfigError
 from aiorocket.runtime.clock import WallClock
 from aiorocket.runtime.systemd import Notifier
@@ -40,11 +41,13 @@ def run(file: str, name_server: str, once: bool, check: bool, metrics: tuple[str
     SIGTERM and Ctrl-C end it when the batch on the way is done. A round that fails is tried again after a while, each
     step goes on where its record ends. Exits with 1 when that cannot help. docs/spark.md has the file.
     """
-    interrupts = Interrupts(gently=True)
-    if not check:
-        interrupts.take()  # now: for a container's first process, a signal without a handler is none
+    interrupts = Interrupts(gently=not check)
+    interrupts.take()  # now: for a container's first process, a signal without a handler is none
     try:
         _checked(file, name_server, interrupts, once, check, metrics)
+    except KeyboardInterrupt:
+        click.echo("interrupted" if check else "interrupted in a batch; the next run does it again", err=True)
+        sys.exit(INTERRUPTED)
     finally:
         interrupts.give_back()
 
@@ -60,24 +63,22 @@ def _checked(
         options = with_environment(plan.options)  # of keys one of the two says all
         plan.check(plan.nameserver or name_server, options)
         if check:
-            _check_steps(plan, options)
+            _check_steps(plan, options, interrupts)
             click.echo(f"{file}: nothing is wrong")
             return
         notifier = Notifier()
         try:
             _run(plan, name_server, options, interrupts, notifier, once, metrics)
-        except KeyboardInterrupt:
-            click.echo("interrupted in a batch; the next run does it again", err=True)
-            sys.exit(130)
         finally:
             notifier.tell("STOPPING=1")
 
 
-def _check_steps(plan: Plan, options: dict[str, str]) -> None:
+def _check_steps(plan: Plan, options: dict[str, str], interrupts: Interrupts) -> None:
     if plan.decode or plan.dedup or plan.windows:
         from aiorocket.spark.quiet_session import session_for
 
-        with session_for("aiorocket lake run --check", "local[1]", short=True) as spark:
+        starting = session_for("aiorocket lake run --check", "local[1]", short=True)
+        with interrupts.session(starting) as spark, interrupts.working():
             plan.check_steps(spark, options)
 
 
