@@ -300,9 +300,10 @@ def test_a_second_signal_breaks_off_the_start_of_spark(monkeypatch: pytest.Monke
 
 
 def test_what_an_interrupted_call_leaves_behind_is_the_interrupt(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     given_to_archive(monkeypatch, StepReport("archive", 0, 0, {}))
+    caplog.set_level(logging.ERROR, "py4j")  # by whoever runs the command in a program
 
     def step(*_: object, **__: object) -> StepReport:
         try:
@@ -320,7 +321,7 @@ def test_what_an_interrupted_call_leaves_behind_is_the_interrupt(
         "interrupted; what is in there is complete up to the last batch, and the next run goes on there"
     ]
     assert capsys.readouterr().err == ""
-    assert logging.getLogger("py4j").level == logging.NOTSET
+    assert logging.getLogger("py4j").level == logging.ERROR
 
 
 def test_an_interrupted_session_ends_with_the_input_of_its_jvm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,7 @@ class Interrupts:
         self._broke_off = False
         self._last = -inf
         self._before: dict[int, Any] = {}
+        self._level = logging.getLogger("py4j").level
 
     def take(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -80,7 +81,7 @@ class Interrupts:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         logging.getLogger().removeFilter(_quiet)
-        logging.getLogger("py4j").setLevel(logging.NOTSET)
+        logging.getLogger("py4j").setLevel(self._level)
 
     @contextmanager
     def session(self, session: AbstractContextManager[T]) -> Iterator[T]:
