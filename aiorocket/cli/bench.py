@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from aiorocket.cli.options import BadInputError, client_options
+from aiorocket.cli.options import BadInputError, client_options, written_file
 
 if TYPE_CHECKING:
     from aiorocket.config import ClientConfig
@@ -51,21 +51,14 @@ def _scenario_options(function: Any) -> Any:
     )
 
 
-def _file(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
-    """Refused before the run, not after it."""
-    if value is not None and not Path(value).absolute().parent.is_dir():
-        raise click.BadParameter(f"there is no folder {Path(value).absolute().parent}")
-    return value
-
-
 @bench.command()
 @click.option("--scenario", "file", type=click.File("r", encoding="utf-8"), metavar="FILE",
               help="TOML with the options below by name (in_flight = 8); options win.")  # fmt: skip
 @_scenario_options
 @click.option("--runs", type=click.IntRange(1, 1000), default=1, show_default=True, help="The same again and again.")
-@click.option("--out", type=click.Path(dir_okay=False, writable=True), metavar="FILE", callback=_file,
+@click.option("--out", type=click.Path(dir_okay=False, writable=True), metavar="FILE", callback=written_file,
               help="Write the JSON result here too.")  # fmt: skip
-@click.option("--html", type=click.Path(dir_okay=False, writable=True), metavar="FILE", callback=_file,
+@click.option("--html", type=click.Path(dir_okay=False, writable=True), metavar="FILE", callback=written_file,
               help="Write a page with plots.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @client_options
@@ -123,7 +116,7 @@ def compare(first: dict[str, Any], second: dict[str, Any], as_json: bool) -> Non
 
 @bench.command()
 @click.argument("result", metavar="FILE", callback=_result)
-@click.argument("page", type=click.Path(dir_okay=False, writable=True), callback=_file)
+@click.argument("page", type=click.Path(dir_okay=False, writable=True), callback=written_file)
 def report(result: dict[str, Any], page: str) -> None:
     """A result as an HTML page with plots."""
     from aiorocket.load.report import html

@@ -24,6 +24,7 @@ __all__ = (
     "nameserver_option",
     "parse_nameservers",
     "token_of",
+    "written_file",
 )
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -209,3 +210,14 @@ def _client_config(
         return replace(base, **said)
     except aiorocket.ConfigError as error:
         raise click.UsageError(str(error)) from None
+
+
+def written_file(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+    """For a file that is written at the end: one that could not be is refused before the run."""
+    if value is not None:
+        folder = os.path.dirname(os.path.abspath(value))
+        if not os.path.isdir(folder):
+            raise click.BadParameter(f"there is no folder {folder}")
+        if not os.path.exists(value) and not os.access(folder, os.W_OK):
+            raise click.BadParameter(f"the folder {folder} cannot be written")
+    return value

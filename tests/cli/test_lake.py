@@ -103,6 +103,8 @@ def test_help_loads_no_spark_and_no_arrow(aiorocket: Any) -> None:
         ("latency --topic t --every ten", "--every='ten'"),
         ("archive t x --from soon", "'soon' is none of earliest, latest, group"),
         ("archive t x --mode slow", "'slow' is not one of"),
+        ("verify x --html no/such/page.html", "there is no folder "),
+        ("verify x --html .", "is a directory"),
         ("demo nowhere.log", "nowhere.log: No such file"),
         ("demo some.log --lines 5", "--lines and --seed are for the log that is made up"),
     ],
@@ -202,6 +204,15 @@ def test_where_to_begin_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert starting == {"startingTimestamp": "5"} and got["failOnDataLoss"] == "false"
     assert lake("archive", "orders", "there", "--from", "latest").exit_code == 0
     assert got["startingOffsets"] == "latest"
+
+
+def test_a_page_that_could_not_be_written_is_refused_before_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    got = given_to_archive(monkeypatch, StepReport("archive", 0, 0, {}))
+    monkeypatch.setattr("os.access", lambda path, mode: path != str(tmp_path))  # root may write anywhere
+    result = lake("archive", "orders", "there", "--html", str(tmp_path / "page.html"))
+    assert (result.exit_code, got) == (2, {}) and f"the folder {tmp_path} cannot be written" in result.stderr
 
 
 def test_missing_rows_end_with_1_and_json_is_all_of_standard_output(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from aiorocket.cli.lake.running import HTML, check_extras, told_in_a_line
-from aiorocket.cli.options import parse_nameservers
+from aiorocket.cli.options import parse_nameservers, written_file
 from aiorocket.errors import RocketError
 from aiorocket_protocol import NAMESERVER_PORT
 
@@ -158,7 +158,7 @@ def report_options(function: F) -> F:
     """Of commands that end with a report; ``run_step`` writes the page."""
     return click.option(
         "--html", type=click.Path(dir_okay=False, writable=True), metavar="FILE", expose_value=False,
-        callback=lambda ctx, _, value: ctx.meta.__setitem__(HTML, value),
+        callback=lambda ctx, param, value: ctx.meta.__setitem__(HTML, written_file(ctx, param, value)),
         help="The report as one page: proof, plots, tables, configuration.",
     )(json_option(function))  # fmt: skip
 
