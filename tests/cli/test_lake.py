@@ -103,6 +103,11 @@ def test_help_loads_no_spark_and_no_arrow(aiorocket: Any) -> None:
         ("latency --topic t --every ten", "--every='ten'"),
         ("archive t x --from soon", "'soon' is none of earliest, latest, group"),
         ("archive t x --mode slow", "'slow' is not one of"),
+        (
+            "archive t x --from latest -o startingoffsets=earliest",
+            "--from latest and --option startingOffsets= both say",
+        ),
+        ("archive t x --from 2025-03-01 -o startingTimestamp=5", "--option startingTimestamp= both say where to begin"),
         ("verify x --html no/such/page.html", "there is no folder "),
         ("verify x --html .", "is a directory"),
         ("demo nowhere.log", "nowhere.log: No such file"),
@@ -202,6 +207,9 @@ def test_where_to_begin_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lake("archive", "orders", "there", "-o", "startingtimestamp=5", "-o", "FAILondataloss=false").exit_code == 0
     starting = {name: value for name, value in got.items() if name.startswith("starting")}
     assert starting == {"startingTimestamp": "5"} and got["failOnDataLoss"] == "false"
+    strategy = "startingOffsetsByTimestampStrategy=latest"
+    assert lake("archive", "orders", "there", "--from", "1969-07-20", "-o", strategy).exit_code == 0
+    assert got["startingTimestamp"] == "0"  # brokers know no time before it
     assert lake("archive", "orders", "there", "--from", "latest").exit_code == 0
     assert got["startingOffsets"] == "latest"
 

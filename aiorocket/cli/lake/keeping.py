@@ -75,6 +75,10 @@ def archive(
     A run goes on where the archive ends. Rows become visible a batch at a time; a run that is stopped or killed in
     between leaves none of the batch, and the next one does it again.
     """
+    if start is not None:
+        for name in options:
+            if name.startswith("starting") and name != "startingOffsetsByTimestampStrategy":
+                raise click.UsageError(f"--from {start} and --option {name}= both say where to begin: give one")
     options = {**_starting(start), **with_environment(options)}
     check_extras()
     with told_in_a_line():
@@ -284,7 +288,7 @@ def _starting(text: str | None) -> dict[str, str]:
             f"{text!r} is none of {', '.join(_WORDS)} and no time such as 2025-03-01T12:00Z", param_hint="--from"
         ) from None
     at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
-    return {"startingTimestamp": str(round(at.timestamp() * 1000))}
+    return {"startingTimestamp": str(max(0, round(at.timestamp() * 1000)))}  # the source takes none before 1970
 
 
 def _loose(options: dict[str, str]) -> dict[str, Any]:
