@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from aiorocket.access.core import judge, rights
 from aiorocket.access.core.accounts import Account, Accounts, FromFile
-from aiorocket.access.core.judge import _A_TURN, judging
+from aiorocket.access.core.judge import _A_NAME, _A_TURN, judging
 from aiorocket.access.core.rights import Entry, Rights, Want, parse_resource
 from aiorocket.broker import Broker
 from aiorocket.config import BrokerConfig
@@ -30,6 +30,7 @@ from aiorocket_protocol import (
     UnregisterClientRequestHeader,
     encode_body,
 )
+from aiorocket_protocol.plain import Plain
 from aiorocket_protocol.signing import Signer
 from tests.broker.peer import Peer
 
@@ -64,8 +65,9 @@ def heartbeat(groups: int = 500, topics: int = 10, client: str = "c", oneway: bo
     return signed(RemotingCommand.request(RequestCode.HEART_BEAT, body=body, oneway=oneway))
 
 
-def locks() -> RemotingCommand:
-    body = LockBatchBody("c", "g", [MessageQueue(f"t{number}", "b", 0) for number in range(5_000)])
+def locks(topics: int = 5_000, queues: int = 1) -> RemotingCommand:
+    named = [MessageQueue(f"t{topic}", "b", queue) for topic in range(topics) for queue in range(queues)]
+    body = LockBatchBody("c", "g", named)
     return signed(RemotingCommand.request(RequestCode.LOCK_BATCH_MQ, body=encode_body(body, JSON)))
 
 
@@ -99,6 +101,24 @@ def test_few_entries_are_looked_at_in_a_turn(make: Callable[[], RemotingCommand]
             next(work)
     assert end.value.value.refusal is None and len(end.value.value.wants) >= 5_000
     assert sum(looked) >= 5_000 * len(ENTRIES) and max(looked) <= _A_TURN + len(ENTRIES)
+
+
+def test_few_queues_of_a_lock_are_read_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """10,000, which a client may have of one topic, took 58 ms."""
+    accounts, read, text = Accounts(FromFile({"me": user()})), [0], Plain.text
+
+    def counted(plain: Plain, *args: str) -> str:
+        read[-1] += 1
+        return text(plain, *args)
+
+    monkeypatch.setattr(Plain, "text", counted)
+    work = judging(accounts, locks(1, 10_000), "10.0.0.1", "C", lambda place: None)
+    with pytest.raises(StopIteration) as end:
+        while True:
+            next(work)
+            read.append(0)
+    assert end.value.value.refusal is None and len(end.value.value.wants) == 2
+    assert sum(read) >= 10_000 and max(read) <= _A_TURN // _A_NAME + 1
 
 
 @pytest.mark.parametrize("names", [5, 500])

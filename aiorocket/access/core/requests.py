@@ -27,11 +27,9 @@ from aiorocket_protocol import (
     ConsumeMessageDirectlyResultRequestHeader,
     ConsumerSendMsgBackRequestHeader,
     EndTransactionRequestHeader,
-    LockBatchBody,
     RecordView,
     RemotingCommand,
     RequestCode,
-    decode_body,
     decode_plain,
     forms,
     parse_offset_msg_id,
@@ -199,10 +197,11 @@ def _members(value: object) -> list[dict[str, Any]]:
 
 
 def _locks(command: RemotingCommand, _fields: Fields) -> Iterator[Want]:
-    body = decode_body(LockBatchBody, command.body, command.serialize_type, lenient=MAX_LENIENT)
-    yield _group(body.consumer_group, _SUB)
-    for topic in dict.fromkeys(queue.topic for queue in body.queues):
-        yield _topic(topic, _SUB)
+    # The names alone, as of heartbeats.
+    body = Plain(decode_plain(command.body, command.serialize_type, lenient=MAX_LENIENT), "LockBatchBody")
+    yield _group(body.text("consumerGroup"), _SUB)
+    for queue in body.items("mqSet"):
+        yield _topic(Plain(queue, "MessageQueue").text("topic"), _SUB)
 
 
 def _assignment(actions: tuple[str, ...]) -> Needs:

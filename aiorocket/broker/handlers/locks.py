@@ -8,26 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any
 
 from aiorocket.broker.answers import refuse
 from aiorocket.broker.core.locks import QueueKey
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.tables import Tables
+from aiorocket.broker.core.turns import each, whole
+from aiorocket.runtime.turns import in_turns
 from aiorocket_protocol import (
     MAX_LENIENT,
-    LockBatchBody,
-    LockBatchResult,
     MessageQueue,
     ProtocolError,
     RemotingCommand,
     RequestCode,
     ResponseCode,
-    decode_body,
-    encode_body,
+    decode_plain,
+    list_body,
 )
+from aiorocket_protocol.plain import Plain
 
 if TYPE_CHECKING:
     from aiorocket.remoting.connection import Connection
@@ -40,8 +40,10 @@ _log = logging.getLogger("aiorocket.broker")
 
 #: Queues one request may name.
 MAX_QUEUES = 10_000
-#: Bytes of a request that is worked at once, and queues of an answer: some 10 ms.
-_AT_ONCE, _FEW = 64 << 10, 1_000
+#: Bytes of a request that is read at once, and queues of an answer.
+_AT_ONCE, _FEW = 64 << 10, 500
+#: In the data of a connection that a request of many queues came on.
+_IN_LINE = "locks"
 #: Clients whose last lock request is remembered before those that have gone are looked for.
 KEPT = 1024
 
@@ -75,10 +77,7 @@ class LockHandlers:
         #: (group, client id) → number of the newest connection it asked for locks on, and when it last did.
         self._locked: dict[tuple[str, str], tuple[int, float]] = {}
         self._kept = KEPT
-        #: One request of many queues works in a turn, and what comes behind it waits for it: behind those that wait
-        #: for their turn, and behind one that came in this turn of the loop, whose task has not run yet.
-        self._one_long = asyncio.Lock()
-        self._in_line, self._is_coming = 0, False
+        self._one_long = asyncio.Lock()  # one of many queues works in turns of the loop, not each of many
 
     def codes(self) -> dict[int, RequestHandler]:
         return {
@@ -90,16 +89,16 @@ class LockHandlers:
         self, connection: Connection, command: RemotingCommand
     ) -> RemotingCommand | Coroutine[Any, Any, RemotingCommand]:
         """Code 41: renew what the client holds, take what is free; answers what it holds then."""
-        if self._waits(command):
-            return self._lock_long(connection, command)
-        return self._lock(connection, command, _request(command))
+        if (line := _line(connection, command)) is not None:
+            return self._lock_behind(line, connection, command)
+        return self._lock(connection, command, whole(_reading(command)))
 
-    async def _lock_long(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Of 10,000 queues each part takes tens of milliseconds: one is read, kept or answered in a turn."""
-        async with self._turn():
-            request = _request(command)
+    async def _lock_behind(
+        self, line: asyncio.Lock, connection: Connection, command: RemotingCommand
+    ) -> RemotingCommand:
+        async with line, self._one_long:
             await asyncio.sleep(0)
-            answer = self._lock(connection, command, request)
+            answer = self._lock(connection, command, await in_turns(_reading(command)))
         return await answer if isinstance(answer, Awaitable) else answer
 
     def _lock(
@@ -125,36 +124,18 @@ class LockHandlers:
         self, connection: Connection, command: RemotingCommand
     ) -> RemotingCommand | Coroutine[Any, Any, RemotingCommand]:
         """Code 42, also one-way. What is saved of it is saved later: to lose it delays the next owner, no more."""
-        if self._waits(command):
-            return self._unlock_long(connection, command)
-        return self._unlock(connection, command)
+        if (line := _line(connection, command)) is not None:
+            return self._unlock_behind(line, connection, command)
+        return self._unlock(connection, whole(_reading(command)))
 
-    async def _unlock_long(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        # Behind what came in a turn before it: that may lock what this gives back, and the next owner would wait.
-        async with self._turn():
-            return self._unlock(connection, command)
+    async def _unlock_behind(
+        self, line: asyncio.Lock, connection: Connection, command: RemotingCommand
+    ) -> RemotingCommand:
+        async with line, self._one_long:
+            await asyncio.sleep(0)
+            return self._unlock(connection, await in_turns(_reading(command)))
 
-    def _waits(self, command: RemotingCommand) -> bool:
-        if len(command.body) > _AT_ONCE and not self._is_coming:
-            self._is_coming = True
-            self._loop.call_soon(self._has_come)
-        return self._is_coming or self._in_line > 0
-
-    def _has_come(self) -> None:
-        self._is_coming = False
-
-    @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        self._in_line += 1
-        try:
-            async with self._one_long:
-                await asyncio.sleep(0)
-                yield
-        finally:
-            self._in_line -= 1
-
-    def _unlock(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        request = _request(command)
+    def _unlock(self, connection: Connection, request: tuple[str, str, list[QueueKey]] | Refusal) -> RemotingCommand:
         if isinstance(request, Refusal):
             return refuse(request)
         if self._is_overtaken(connection, *request[:2]):
@@ -224,16 +205,14 @@ class LockHandlers:
     def _answered(
         self, connection: Connection, command: RemotingCommand, request: tuple[str, str, list[QueueKey]], problem: str
     ) -> RemotingCommand | Coroutine[Any, Any, RemotingCommand]:
-        """``_answer``, of many queues in a turn of its own."""
-        if len(request[2]) <= _FEW:
-            return self._answer(connection, command, request, problem)
+        """``_answer``, of many queues in turns."""
+        answering = self._answer(connection, command, request, problem)
+        return whole(answering) if len(request[2]) <= _FEW else self._in_turns(answering)
 
-        async def in_turn() -> RemotingCommand:
-            async with self._one_long:
-                await asyncio.sleep(0)
-                return self._answer(connection, command, request, problem)
-
-        return in_turn()
+    async def _in_turns(self, answering: Generator[None, None, RemotingCommand]) -> RemotingCommand:
+        async with self._one_long:
+            await asyncio.sleep(0)
+            return await in_turns(answering)
 
     def _recorded(self) -> asyncio.Future[str]:
         """Done with "" when every claim made so far is durable, with the reason when they could not be saved."""
@@ -272,7 +251,7 @@ class LockHandlers:
         command: RemotingCommand,
         request: tuple[str, str, list[QueueKey]],
         problem: str,
-    ) -> RemotingCommand:
+    ) -> Generator[None, None, RemotingCommand]:
         now = self._loop.time()
         held = self._table.held(*request, now)
         remark = None
@@ -285,20 +264,37 @@ class LockHandlers:
                 "the record of queue locks was lost with the broker's last stop: "
                 f"none is granted for another {seconds:.0f} s, until those it granted before have run out"
             )
-        queues = [MessageQueue(*lock.queue) for lock in held]
-        result = LockBatchResult(queues, tuple(lock.epoch for lock in held))
-        body = encode_body(result, connection.reply_type(command))
+        queues = (MessageQueue(*lock.queue).to_plain() for lock in held)
+        epochs = {"_epochs": [lock.epoch for lock in held]} if held else {}
+        body = yield from list_body({}, "lockOKMQSet", queues, connection.reply_type(command), epochs)
         return RemotingCommand.response(body=body, remark=remark)
 
 
-def _request(command: RemotingCommand) -> tuple[str, str, list[QueueKey]] | Refusal:
-    body = decode_body(LockBatchBody, command.body, command.serialize_type, lenient=MAX_LENIENT)
-    if not body.consumer_group or not body.client_id:
-        missing = "consumerGroup" if not body.consumer_group else "clientId"
+def _line(connection: Connection, command: RemotingCommand) -> asyncio.Lock | None:
+    """What requests of a connection follow one another by when one of many queues came on it: else what one gives back
+    would be locked behind it, and nobody got it until the lease is over."""
+    line: asyncio.Lock | None = connection.data.get(_IN_LINE)
+    if line is None and len(command.body) > _AT_ONCE:
+        line = connection.data[_IN_LINE] = asyncio.Lock()
+    return line
+
+
+def _reading(command: RemotingCommand) -> Generator[None, None, tuple[str, str, list[QueueKey]] | Refusal]:
+    """``LockBatchBody``, some queues in a turn."""
+    body = Plain(
+        decode_plain(command.body, command.serialize_type, "LockBatchBody", lenient=MAX_LENIENT), "LockBatchBody"
+    )
+    group, client, queues = body.text("consumerGroup"), body.text("clientId"), body.items("mqSet")
+    if not group or not client:
+        missing = "consumerGroup" if not group else "clientId"
         return Refusal(ResponseCode.INVALID_PARAMETER, f"the lock request names no client or group: {missing} is empty")
-    if len(body.queues) > MAX_QUEUES:
+    if len(queues) > MAX_QUEUES:
         return Refusal(
             ResponseCode.INVALID_PARAMETER,
-            f"a request for {len(body.queues)} queue locks: at most {MAX_QUEUES} at once, split it",
+            f"a request for {len(queues)} queue locks: at most {MAX_QUEUES} at once, split it",
         )
-    return body.consumer_group, body.client_id, [QueueKey(*queue) for queue in body.queues]
+    return group, client, (yield from each(_queue, queues))
+
+
+def _queue(plain: Any) -> QueueKey:
+    return QueueKey(*MessageQueue.from_plain(plain))
