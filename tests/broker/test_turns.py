@@ -375,6 +375,28 @@ async def test_who_leaves_in_the_turn_of_its_long_heartbeat_has_left(broker: Bro
     assert broker.consumers.get("g7") is None and broker.consumers.get("g8") is not None
 
 
+async def test_a_short_heartbeat_does_not_overtake_the_long_one_before_it(broker: Broker, peer: Peer) -> None:
+    """What the long one wanted was wanted again. Nobody else's waits for it."""
+    groups = [ConsumerData(f"g{number}", subscriptions=[SubscriptionData("T", "*")]) for number in range(900)]
+    before = ConsumerData("g", subscriptions=[SubscriptionData("T", "*"), SubscriptionData("U", "*")])
+    after = ConsumerData("g", subscriptions=[SubscriptionData("T", "*")])
+    await peer.pull()
+    other = await Peer.connect(broker.port)
+    await other.pull()
+    connection, another = broker.server.connections
+    serve: Any = broker.server.processors.handler(34)
+
+    def asked(wanted: list[ConsumerData]) -> RemotingCommand:
+        return RemotingCommand.request(34, body=encode_body(HeartbeatData("one", [], wanted), JSON))
+
+    served = [asyncio.ensure_future(serve(connection, asked(wanted))) for wanted in ([*groups, before], [after])]
+    assert type(serve(another, asked([]))) is RemotingCommand
+    assert {answer.code for answer in await asyncio.gather(*served)} == {0}
+    live = broker.consumers.get("g")
+    assert live is not None and list(live.subscriptions) == ["T"] and broker.consumers.get("g899") is not None
+    await other.close()
+
+
 async def test_a_long_heartbeat_of_one_who_has_gone_registers_nobody_more(broker: Broker) -> None:
     other = await Peer.connect(broker.port)
     await other.pull()

@@ -65,6 +65,8 @@ _TAGS = 20
 #: Lines a minute on what a group's members disagree about, and groups they are counted of: two members could else make
 #: one with each heartbeat.
 _REPORTS, _MAX_REPORTED = 10, 4096
+#: In the data of a connection that a long heartbeat came on: what its heartbeats, and who leaves, take turns by.
+_IN_LINE = "heartbeats"
 
 
 class ClientHandlers:
@@ -86,8 +88,7 @@ class ClientHandlers:
         self._consumers: GroupTable[Connection] = tables.consumers
         self._producers: GroupTable[Connection] = tables.producers
         self._topics_changed = topics_changed
-        #: One works in turns of the loop, not each of many. The task of one that came in this turn has not run yet.
-        self._one_long, self._is_coming = asyncio.Lock(), False
+        self._one_long = asyncio.Lock()  # one works in turns of the loop, not each of many
         #: The long list of members that was asked for last: all of them ask for it when one came.
         self._list: tuple[list[str], int, bytes] = [], 0, b""
         self._to_notify: dict[str, None] = {}
@@ -115,21 +116,16 @@ class ClientHandlers:
     ) -> RemotingCommand | Awaitable[RemotingCommand]:
         """Code 34: (re)register every group of one client. Idempotent. A group that is refused is the answer, and does
         not keep the client's others out."""
-        long = len(command.body) > _AT_ONCE
-        registering = self._register(connection, command, long)
-        if not long:
-            return whole(registering)
-        self._is_coming = True
-        self._loop.call_soon(self._has_come)
-        return self._long(registering)
+        if len(command.body) > _AT_ONCE:
+            return self._long(connection.data.setdefault(_IN_LINE, asyncio.Lock()), connection, command)
+        if (line := connection.data.get(_IN_LINE)) is not None:
+            return _behind(line, lambda: whole(self._register(connection, command, long=False)))
+        return whole(self._register(connection, command, long=False))
 
-    def _has_come(self) -> None:
-        self._is_coming = False
-
-    async def _long(self, registering: Generator[None, None, RemotingCommand]) -> RemotingCommand:
-        async with self._one_long:
+    async def _long(self, line: asyncio.Lock, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+        async with line, self._one_long:
             await asyncio.sleep(0)
-            return await in_turns(registering)
+            return await in_turns(self._register(connection, command, long=True))
 
     def _register(
         self, connection: Connection, command: RemotingCommand, long: bool
@@ -229,13 +225,9 @@ class ClientHandlers:
     ) -> RemotingCommand | Awaitable[RemotingCommand]:
         """Code 35."""
         header = command.read(UnregisterClientRequestHeader)
-        if self._is_coming or self._one_long.locked():
-            return self._leave_behind(connection, header)
+        if (line := connection.data.get(_IN_LINE)) is not None:
+            return _behind(line, lambda: self._leave(connection, header))
         return self._leave(connection, header)
-
-    async def _leave_behind(self, connection: Connection, header: UnregisterClientRequestHeader) -> RemotingCommand:
-        async with self._one_long:  # it may be this client's, and would register again what left
-            return self._leave(connection, header)
 
     def _leave(self, connection: Connection, header: UnregisterClientRequestHeader) -> RemotingCommand:
         if header.producer_group:
@@ -369,6 +361,12 @@ class ClientHandlers:
                 connection.oneway(RemotingCommand.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header, oneway=True))
             except RocketError:
                 continue  # closed or not reading: it will find out by itself within its 20 s
+
+
+async def _behind(line: asyncio.Lock, serve: Callable[[], RemotingCommand]) -> RemotingCommand:
+    """What came before it on its connection would register again what it leaves, and what it does not want any more."""
+    async with line:
+        return serve()
 
 
 def _nobody(group: str) -> RemotingCommand:
