@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from aiorocket.runtime.turns import Rounds
     from aiorocket.storage.store import MessageStore
 
-__all__ = ("A_SLICE", "POP_WORK", "PopLooks")
+__all__ = ("AN_END", "A_SLICE", "POP_WORK", "PopLooks")
 
 #: What all looks may take of one turn of the loop, and one of them, in words of a filter: some 10 ms, and 2.
 POP_WORK, A_SLICE = 40_000, 8_000
@@ -38,7 +38,7 @@ POP_WORK, A_SLICE = 40_000, 8_000
 #: answered with no other), and an answer's message.
 _A_QUEUE, _A_BEGIN, _A_TAKE, _A_MESSAGE = 40, 60, 300, 8
 #: An end before all was looked at, and its answer.
-_AN_END = 160
+AN_END = 160
 #: One pop in so many looks at retries first, so that neither they nor new messages wait for ever.
 _RETRIES_FIRST = 5
 #: Messages of a queue that one pop looks at when none matches.
@@ -153,7 +153,7 @@ class PopLooks:
             or self._configs.get(wanted.group) is None
         )
         if void:
-            self._rounds.spend(_AN_END)
+            self._rounds.spend(AN_END)
         return void
 
     # ---- queues

@@ -7,7 +7,7 @@ import asyncio
 import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -929,6 +929,36 @@ async def test_of_looks_that_a_stop_ends_few_end_in_a_turn() -> None:
         codes = [(await peer.answer()).code for _ in range(1_000)]
         assert codes == [210] * 1_000
         await peer.close()
+
+
+async def test_of_pops_that_wait_to_be_compiled_few_are_answered_in_a_turn_of_a_stop(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They got no answer."""
+    parser, compiled, answered = sql92._Parser, list[str](), [0]
+
+    def watched(text: str) -> sql92._Parser:
+        compiled.append(text)
+        return parser(text)
+
+    def noted(command: RemotingCommand, answer: RemotingCommand) -> None:
+        assert answer.code == 210 and answer.remark == "NO_MESSAGE_IN_QUEUE"
+        answered[-1] += 1
+
+    monkeypatch.setattr(sql92, "_Parser", watched)
+    broker.topics.put(Topic("T", 4, 4))
+    assert broker.parts is not None
+    pops, connection = broker.parts.pops, SimpleNamespace(closed=False, reply=noted)
+    for number in range(400):
+        header = pop_header(exp=f"a = {number}{' OR b>1' * 990}", exp_type="SQL92", poll_time=60_000)
+        pops.pop(cast(Any, connection), RemotingCommand.request(200050, header))
+    before = len(compiled)
+    assert before <= 2 and not sum(answered)
+    stop = asyncio.ensure_future(pops.close())
+    while not stop.done():
+        await asyncio.sleep(0)
+        answered.append(0)
+    assert sum(answered) == 400 and max(answered) <= 300 and len(compiled) <= before + 2
 
 
 @pytest.mark.parametrize("code", [11, 46, 200050])

@@ -23,7 +23,7 @@ from aiorocket.broker.core.pops import MAX_INVISIBLE_MS
 from aiorocket.broker.core.pull_checks import check_access
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.topics import Topic
-from aiorocket.broker.pop_looks import A_SLICE, POP_WORK, PopLooks
+from aiorocket.broker.pop_looks import A_SLICE, AN_END, POP_WORK, PopLooks
 from aiorocket.errors import RocketError
 from aiorocket.remoting.awaited import shed
 from aiorocket.runtime.deadlines import DeadlineDriver
@@ -142,10 +142,13 @@ class PopHandlers:
         self, connection: Connection, command: RemotingCommand, header: PopMessageRequestHeader
     ) -> Generator[None, None, None]:
         self._weight -= len(header.exp or "")
-        if (
-            not (connection.closed or self._looks.closed)
-            and (answer := self._pop(connection, command, header)) is not None
-        ):
+        answer: RemotingCommand | None = None
+        if self._looks.closed:  # it is answered as looks are that end here, and not compiled for that
+            self._rounds.spend(AN_END)
+            answer = self._no_message(header.invisible_time, bool(header.order))
+        elif not connection.closed:
+            answer = self._pop(connection, command, header)
+        if answer is not None:
             connection.reply(command, answer)
         yield from ()
 
@@ -468,9 +471,12 @@ class PopHandlers:
         """``full`` is the limit for which it may not wait."""
         if not wanted.most:
             return RemotingCommand.response(header=NotificationResponseHeader(False, bool(full)))
+        return self._no_message(wanted.invisible_ms, wanted.in_order, full=full)
+
+    def _no_message(self, invisible_ms: int, in_order: bool, *, full: str = "") -> RemotingCommand:
         code = ResponseCode.POLLING_FULL if full else ResponseCode.POLLING_TIMEOUT
-        revive = ORDER_REVIVE_QUEUE if wanted.in_order else 0
-        answer = PopMessageResponseHeader(self._clock.wall_ms(), wanted.invisible_ms, revive, 0)
+        revive = ORDER_REVIVE_QUEUE if in_order else 0
+        answer = PopMessageResponseHeader(self._clock.wall_ms(), invisible_ms, revive, 0)
         remark = f"the broker's limit {full} is reached" if full else "NO_MESSAGE_IN_QUEUE"
         return RemotingCommand.response(code, answer, remark=remark)
 
