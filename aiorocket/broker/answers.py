@@ -60,9 +60,10 @@ def put_refusal(result: PutResult) -> Refusal:
     )
 
 
-def plain_body(command: RemotingCommand, *, lenient: int = MAX_LENIENT) -> dict[str, Any]:
+def plain_body(command: RemotingCommand, *, lenient: int = MAX_LENIENT, floats: bool = False) -> dict[str, Any]:
     """The body's members, nothing when it is no object. ProtocolError when it is malformed."""
-    plain = decode_plain(command.body, command.serialize_type, lenient=lenient) if command.body else None
+    kind = command.serialize_type
+    plain = decode_plain(command.body, kind, lenient=lenient, floats=floats) if command.body else None
     return plain if isinstance(plain, dict) else {}
 
 

@@ -150,6 +150,13 @@ def test_any_bytes_end_in_a_value_or_one_error(body_class: type[Any], serialize_
         return
 
 
+def test_numbers_of_anybody_that_are_no_integers_stay_text() -> None:
+    """1 MiB of them took 80 ms as floats."""
+    data = b'[1.5,-2e3,3,"4.5"]'
+    assert decode_plain(data, JSON, lenient=9) == ["1.5", "-2e3", 3, "4.5"]
+    assert decode_plain(data, JSON) == decode_plain(data, JSON, lenient=9, floats=True) == [1.5, -2000.0, 3, "4.5"]
+
+
 @given(versions, topic_lists, st.lists(NAME, max_size=2))
 def test_compressed_registration(version: DataVersion, configs: list[TopicConfig], servers: list[str]) -> None:
     configs = [
