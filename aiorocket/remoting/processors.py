@@ -189,8 +189,17 @@ def _next_may_begin(connection: Connection, counted: int) -> None:
         connection._release(1)
 
 
-#: A byte of msgpack can be an object of its own: 1 MiB of empty lists takes 165 ms, where JSON takes 50.
+#: A byte of msgpack can be an object of its own: 1 MiB of empty lists takes 165 ms, where JSON takes 50. What names one
+#: thing may have no more either: under access control it is read twice in a turn.
 _MOST_PACKED = MAX_CONTROL_BODY // 4
+_OF_ONE = frozenset(
+    (
+        RequestCode.CHECK_CLIENT_CONFIG,
+        RequestCode.QUERY_ASSIGNMENT,
+        RequestCode.SET_MESSAGE_REQUEST_MODE,
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+    )
+)
 #: What holds messages, whose size the broker checks, or all topics of a broker.
 _LARGE_BODIES = frozenset(
     (
@@ -210,13 +219,13 @@ _NAMES = {code.value: code.name for code in RequestCode}
 
 
 def _is_too_large(request: RemotingCommand) -> bool:
-    return len(request.body) > MAX_CONTROL_BODY or request.serialize_type == MSGPACK
+    return len(request.body) > MAX_CONTROL_BODY or request.serialize_type == MSGPACK or request.code in _OF_ONE
 
 
 def _too_large(request: RemotingCommand) -> RemotingCommand:
     limit = f"MAX_CONTROL_BODY={MAX_CONTROL_BODY}"
-    if request.serialize_type == MSGPACK:
-        limit += f", a quarter of it for msgpack ({_MOST_PACKED})"
+    if request.serialize_type == MSGPACK or request.code in _OF_ONE:
+        limit += f", a quarter of it for msgpack and for what names one thing ({_MOST_PACKED})"
     remark = f"a body of {len(request.body)} bytes: the limit {limit} is lower"
     return RemotingCommand.response(ResponseCode.INVALID_PARAMETER, remark=remark)
 

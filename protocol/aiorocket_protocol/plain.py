@@ -19,7 +19,7 @@ class Plain:
 
     def __init__(self, value: Any, where: str) -> None:
         if type(value) is not dict:
-            raise ProtocolError(f"an object is needed, found {type(value).__name__} {value!r:.60}", where=where)
+            raise ProtocolError(f"an object is needed, found {_shown(value)}", where=where)
         self.members: dict[Any, Any] = value
         self.where = where
 
@@ -116,5 +116,12 @@ class Plain:
 
     def _wrong(self, key: str, needed: str) -> ProtocolError:
         value = self.members.get(key)
-        found = "nothing" if value is None else f"{type(value).__name__} {value!r:.60}"
+        found = "nothing" if value is None else _shown(value)
         return ProtocolError(f"{needed} is needed, found {found}", where=self.inner(key))
+
+
+def _shown(value: Any) -> str:
+    kind = type(value).__name__
+    if isinstance(value, dict | list | tuple) and value:  # all of it as text could take longer than to read it
+        return f"{kind} of {len(value)}"
+    return f"{kind} {value!r:.60}"

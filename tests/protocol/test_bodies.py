@@ -48,6 +48,7 @@ from aiorocket_protocol import (
 )
 from aiorocket_protocol.bodies import ClientConnection, decode_plain
 from aiorocket_protocol.names import CONSUME_FROM_WHERE, CONSUME_TYPES, MESSAGE_MODELS, TOPIC_FILTER_TYPES
+from aiorocket_protocol.plain import Plain
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 NAME = st.text("abcT%_-|01", min_size=1, max_size=12)
@@ -148,6 +149,18 @@ def test_any_bytes_end_in_a_value_or_one_error(body_class: type[Any], serialize_
         decode_body(body_class, data, serialize_type)
     except ProtocolError:
         return
+
+
+class Long(list[int]):
+    def __repr__(self) -> str:
+        raise AssertionError("1 MiB of it takes as long as to be read")
+
+
+def test_of_a_long_list_in_the_wrong_place_not_all_is_shown() -> None:
+    with pytest.raises(ProtocolError, match="an object is needed, found Long of 3"):
+        Plain(Long([1, 2, 3]), "Body")
+    with pytest.raises(ProtocolError, match=r"Body\.key: text is needed, found Long of 1"):
+        Plain({"key": Long([1])}, "Body").text("key")
 
 
 def test_numbers_of_anybody_that_are_no_integers_stay_text() -> None:
