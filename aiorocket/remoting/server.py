@@ -100,6 +100,11 @@ class RemotingServer:
         """Of an open connection: higher than that of every one accepted before it, open or not. 0 for any other."""
         return self._sweeper.connections.get(connection, 0) if self._sweeper is not None else 0
 
+    @property
+    def oldest(self) -> int:
+        """``number`` of the oldest open connection, 0 when there is none."""
+        return next(iter(self._sweeper.connections.values()), 0) if self._sweeper is not None else 0
+
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
         """Listen; port 0 takes a free one. UsageError says why it cannot be bound and what to do."""
         self._sweeper = Sweeper(asyncio.get_running_loop(), self.config)

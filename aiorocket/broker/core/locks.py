@@ -60,7 +60,8 @@ class LockTable:
     """(group, queue) → owner. A table of BrokerState: ``version`` differs from the saved one when there is news."""
 
     def __init__(self, lease: float, grace: float, most: int = Limits().locks) -> None:
-        self._most = most
+        #: Entries that there may be.
+        self.most = most
         self.version = 0
         #: The epoch given last; never given twice, also not after a restart.
         self.counter = 0
@@ -202,9 +203,9 @@ class LockTable:
                     yield group, queue, entry.owner, entry.epoch
 
     def _add(self, group: str, queue: QueueKey, now: float) -> _Entry | None:
-        if now >= self._next_sweep or (self._count >= self._most and now >= self._swept + SWEEP_FULL_EVERY):
+        if now >= self._next_sweep or (self._count >= self.most and now >= self._swept + SWEEP_FULL_EVERY):
             self._sweep(now)
-        if self._count >= self._most:
+        if self._count >= self.most:
             return None
         entry = self._groups.setdefault(group, {})[queue] = _Entry("", 0, now)
         self._count += 1

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Generator
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from aiorocket.broker.answers import refuse
@@ -44,8 +46,6 @@ MAX_QUEUES = 10_000
 _AT_ONCE, _FEW = 64 << 10, 500
 #: In the data of a connection that a request of many queues came on.
 _IN_LINE = "locks"
-#: Clients whose last lock request is remembered before those that have gone are looked for.
-KEPT = 1024
 
 
 class LockHandlers:
@@ -74,9 +74,9 @@ class LockHandlers:
         self._covered = 0
         self._waiting: list[asyncio.Future[str]] = []
         self._next: list[asyncio.Future[str]] = []
-        #: (group, client id) → number of the newest connection it asked for locks on, and when it last did.
-        self._locked: dict[tuple[str, str], tuple[int, float]] = {}
-        self._kept = KEPT
+        #: (group, client id) of who holds locks → number of the newest connection it asked for them on, and when it
+        #: last did; who did so longest ago is first.
+        self._locked: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
         self._one_long = asyncio.Lock()  # one of many queues works in turns of the loop, not each of many
 
     def codes(self) -> dict[int, RequestHandler]:
@@ -112,11 +112,11 @@ class LockHandlers:
         queues = [queue for queue in queues if self._exists(queue)]
         request = group, client, queues
         now = self._loop.time()
-        if not self._is_overtaken(connection, group, client):
-            self._locked[group, client] = self._server.number(connection), now
-        if len(self._locked) > self._kept:
-            self._forget_old(now)
-        if self._table.lock(group, client, queues, now):
+        waits = self._table.lock(group, client, queues, now)
+        # Of who holds nothing nothing can be freed; and anybody could ask under one name after another.
+        if waits or any(self._table.owner(group, queue) == client for queue in queues):
+            self._heard(connection, group, client, now)
+        if waits:
             return self._when_recorded(connection, command, request)
         return self._answered(connection, command, request, "")
 
@@ -138,7 +138,8 @@ class LockHandlers:
     def _unlock(self, connection: Connection, request: tuple[str, str, list[QueueKey]] | Refusal) -> RemotingCommand:
         if isinstance(request, Refusal):
             return refuse(request)
-        if self._is_overtaken(connection, *request[:2]):
+        # Of a long one the connection may have closed meanwhile, and the client have another.
+        if connection.closed or self._is_overtaken(connection, *request[:2]):
             return RemotingCommand.response(remark="nothing unlocked: the client has a newer connection with locks")
         self._table.unlock(*request, self._loop.time())
         return RemotingCommand.response()
@@ -153,16 +154,18 @@ class LockHandlers:
         last = self._locked.get((group, client))
         return last is not None and self._server.number(connection) < last[0]
 
-    def _forget_old(self, now: float) -> None:
-        """Leave out those that nothing older can arrive for, and those whose locks have ended by themselves."""
-        connections, lease = self._server.connections, self._table.lease
-        oldest = self._server.number(connections[0]) if connections else 0
-        self._locked = {
-            key: (number, asked)
-            for key, (number, asked) in self._locked.items()
-            if number > oldest and asked + lease > now
-        }
-        self._kept = max(KEPT, 2 * len(self._locked))
+    def _heard(self, connection: Connection, group: str, client: str, now: float) -> None:
+        """For each that comes two may go: nothing older can arrive for them, their locks have ended by themselves, or
+        they are more than there may be locks."""
+        locked, table = self._locked, self._table
+        if not self._is_overtaken(connection, group, client):
+            locked[group, client] = self._server.number(connection), now
+            locked.move_to_end((group, client))
+        oldest = self._server.oldest
+        for key, (number, asked) in list(islice(locked.items(), 2)):
+            if number > oldest and asked + table.lease > now and len(locked) <= table.most:
+                break
+            del locked[key]
 
     def has_locks(self, group: str) -> bool:
         """Does a client hold a queue of this group now?"""
@@ -179,7 +182,7 @@ class LockHandlers:
             if not owner:
                 return None
             if not self._is_overtaken(connection, group, owner):
-                self._locked[group, owner] = self._server.number(connection), self._loop.time()
+                self._heard(connection, group, owner, self._loop.time())
                 return None
             self._counters.stale_commits[group] += 1
             return Refusal(
