@@ -116,6 +116,24 @@ def test_spark_gets_a_line_of_a_batch_that_fails_and_no_traces(monkeypatch: pyte
     assert stream._failed is error
 
 
+def test_a_stream_with_a_backlog_ends_behind_the_batch_on_the_way() -> None:
+    """Its next batch follows at once, so that it is never seen between two."""
+    stream: Any = archive_module._Stream(
+        SimpleNamespace(options=SimpleNamespace(connection=SimpleNamespace(namespace="")))
+    )
+    looks: list[float] = []
+
+    def look(seconds: float) -> bool:
+        looks.append(seconds)
+        stream._done += len(looks) % 4 == 0
+        return False
+
+    query = SimpleNamespace(status={"isTriggerActive": True}, awaitTermination=look)
+    assert stream._wait(query, lambda: len(looks) == 5) and looks == [1] * 5 + [0.05] * 3
+    looks.clear()  # one that ended while nobody looked was the last
+    assert stream._wait(query, lambda: len(looks) == 4) and looks == [1] * 4
+
+
 @pytest.mark.spark_long
 def test_a_stream_archives_each_row_once_through_every_crash(lake: Lake) -> None:
     deltalake = pytest.importorskip("deltalake")

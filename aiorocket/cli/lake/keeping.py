@@ -51,7 +51,12 @@ _WORDS = ("earliest", "latest", "group")
     show_default="earliest",
     help="Where a queue that is not in the archive yet begins: earliest, latest, or a time such as 2025-03-01T12:00Z.",
 )
-@click.option("--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
+@click.option(
+    "--follow",
+    is_flag=True,
+    help="Go on with what comes. Ctrl-C and SIGTERM end it behind the batch on the way (--max-rows), a failure at once "
+    "(so does a broker that is away): `aiorocket lake run` tries again.",
+)
 @click.option(
     "--interval",
     type=click.FloatRange(0, min_open=True),

@@ -99,6 +99,7 @@ class _Stream:
         self._run = run
         self._namespace = run.options.connection.namespace
         self._failed: Exception | None = None
+        self._done = 0
         self._busy = Lock()
 
     def go(self, follow: bool, interval: float, stop: Callable[[], bool] | None) -> None:
@@ -143,20 +144,23 @@ class _Stream:
     def _wait(self, query: StreamingQuery, stop: Callable[[], bool] | None) -> bool:
         """Until the query ends; True when ``stop`` said so before."""
         try:
-            while not query.awaitTermination(_LOOK_EVERY):
+            while True:
+                done = self._done
+                if query.awaitTermination(_LOOK_EVERY):
+                    return False
                 if stop is not None and stop():
-                    self._finish_batch(query)
+                    self._finish_batch(query, done)
                     return True
-            return False
         except StreamingQueryException as error:
             if self._failed is not None:
                 raise self._failed from error
             raise
 
-    def _finish_batch(self, query: StreamingQuery) -> None:
-        """Between two batches a query ends quietly; one that never pauses is ended in a batch, which is then undone."""
+    def _finish_batch(self, query: StreamingQuery, done: int) -> None:
+        """Until the batch on the way, behind the first ``done``, is archived. With a backlog the next follows at once:
+        it is ended when it has just begun, and is undone; so is one that takes longer than ``_PATIENCE``."""
         for _ in range(round(_PATIENCE / _LOOK_AT_BATCH)):
-            if not query.status["isTriggerActive"]:
+            if self._done != done or not query.status["isTriggerActive"]:
                 return
             # Spark takes parts of a second, though its type says int.
             if query.awaitTermination(_LOOK_AT_BATCH):  # type: ignore[arg-type]
@@ -177,6 +181,7 @@ class _Stream:
         with self._busy:
             try:
                 self._archive(df, batch)
+                self._done += 1
             except Exception as error:  # noqa: BLE001 - whatever it is, ``_wait`` raises it
                 self._failed = error
                 # Spark makes text of it. In that of a job that ``stop`` ended it looks for Java's exceptions, with an
