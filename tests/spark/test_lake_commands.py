@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -92,6 +93,25 @@ def test_a_topic_that_is_not_there_is_one_line(
     result = lake(*command, tmp_path / "lake", "--nameserver", nameserver)
     assert result.exit_code == 1
     assert [line for line in result.stderr.splitlines() if line.startswith("Error: ") and "nowhere-at-all" in line]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("format", ["delta", "iceberg"])
+def test_an_archive_whose_table_cannot_be_made_is_not_begun(
+    spark: SparkSession, nameserver: str, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str,
+    pyiceberg: None,
+) -> None:  # fmt: skip
+    """It would be one of this format for good."""
+    create_topic(nameserver, topic)
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+    monkeypatch.setenv("PYICEBERG_CATALOG__AIOROCKET__TYPE", "sql")
+    monkeypatch.setenv("PYICEBERG_CATALOG__AIOROCKET__URI", f"sqlite:///{tmp_path}/no/such.db")
+    result = lake("archive", topic, tmp_path / "lake", "--nameserver", nameserver, "--format", format)
+    said = {
+        "delta": "pip install 'aiorocketmq[spark]'",
+        "iceberg": f"Iceberg catalogue sqlite:///{tmp_path}/no/such.db",
+    }
+    assert (result.exit_code, said[format] in result.stderr.splitlines()[-1]) == (1, True), result.stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -427,8 +447,8 @@ def test_a_delta_log_that_a_crash_left_behind_is_made_up_for(
     table = Table.open(path, "x", {}, "delta")
     table.write({"rows": spark.range(2)}, {Q0: (0, 2)}, 2)
     with monkeypatch.context() as crashing:
-        crashing.setattr(Table, "_sync_delta", lambda *_, **__: (_ for _ in ()).throw(ConnectionAbortedError()))
-        with pytest.raises(ConnectionAbortedError):
+        crashing.setattr(Table, "_sync_delta", lambda *_, **__: (_ for _ in ()).throw(lakes.CrashError()))
+        with pytest.raises(lakes.CrashError):
             table.write({"rows": spark.range(2, 5)}, {Q0: (2, 5)}, 3)
     assert DeltaTable(f"{path}/rows").to_pyarrow_table().num_rows == 2
     again = Table.open(path, "x", {}, "delta")

@@ -23,9 +23,10 @@ from aiorocket.spark.columns import selected_columns
 from aiorocket.spark.options import OffsetSpec, SourceOptions
 from aiorocket.spark.positions import starting_offsets
 from aiorocket.spark.steps.files.claims import Claim, claim
-from aiorocket.spark.steps.files.delta import sync_delta
+from aiorocket.spark.steps.files.delta import import_deltalake, sync_delta
 from aiorocket.spark.steps.files.folder import Folder
 from aiorocket.spark.steps.files.iceberg import sync_iceberg
+from aiorocket.spark.steps.files.iceberg_catalog import open_catalog
 from aiorocket.spark.steps.files.last_rows import last_rows, stored_at
 from aiorocket.spark.steps.files.manifest import (
     STAGING,
@@ -87,7 +88,7 @@ class Run:
         if not self.options.decompress:
             raise UsageError("decompress=false: an archive holds bodies as they were sent, leave the option out")
         filtered = bool(self.options.tags or self.options.sql_filter)
-        self._path = path
+        self._path, self._format = path, format
         self._create = partial(Archive.create, path, format=format, columns=columns, filtered=filtered)
         self._folder = Folder(path)
         self.archive: Archive
@@ -105,7 +106,12 @@ class Run:
         if not Archive.there(self._path):
             if Table.there(self._path) is not None:
                 raise UsageError(f"{self._path} is the table of a step: an archive needs a folder of its own")
-            call(_look, self.options, {})  # what cannot be read begins no archive
+            # What cannot be read begins no archive, nor does one whose table cannot be made.
+            call(_look, self.options, {})
+            if self._format == "iceberg":
+                open_catalog(self._folder).close()
+            elif self._format == "delta":
+                import_deltalake()
         told = waiting("archive", self._on_progress)
         with claim(self._folder, "archive", stop=stop or (lambda: False), told=told) as self._claim:
             self.archive = self._create()
