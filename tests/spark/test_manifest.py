@@ -329,6 +329,22 @@ def test_delta_that_another_tool_rewrote_is_refused(tmp_path: Path) -> None:
         sync_delta(archive)
 
 
+def test_delta_that_fails_is_told_in_a_line(tmp_path: Path) -> None:
+    pytest.importorskip("deltalake")
+    archive, log = make(tmp_path, format="delta"), tmp_path / "data/_delta_log"
+    add(archive, {Q0: range(3)})
+    log.write_text("no folder")
+    with pytest.raises(RocketError, match=rf"^Delta table {tmp_path}/data: .+: Not a directory .+\. Nothing is"):
+        sync_delta(archive)
+    log.unlink()
+    sync_delta(archive)
+    (newest,) = log.glob("*1.json")
+    newest.write_text("no JSON")  # of this it has a stack to show
+    add(archive, {Q0: range(3, 5)})
+    with pytest.raises(RocketError, match=r"data: Kernel error: Json error: [^:]+\. Nothing is lost: .+$"):
+        sync_delta(archive)
+
+
 def test_a_created_file_is_whole_or_not_there(tmp_path: Path) -> None:
     folder = Folder(str(tmp_path))
     folder.create("a/b.json", b"one")

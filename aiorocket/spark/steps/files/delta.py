@@ -8,10 +8,14 @@ a crash left undone is made up for by the next call, and what was done already i
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from aiorocket.errors import UsageError
+from aiorocket.errors import RocketError, UsageError
 from aiorocket.runtime.clock import WallClock
 from aiorocket.spark.steps.files.hours import table_schema
 from aiorocket.spark.steps.files.manifest import DATA, PARTITIONS, Snapshot, partition_of
@@ -21,7 +25,7 @@ if TYPE_CHECKING:
 
     from aiorocket.spark.steps.files.manifest import Archive
 
-__all__ = ("check_delta", "import_deltalake", "sync_delta")
+__all__ = ("check_delta", "delta_in_a_line", "import_deltalake", "sync_delta")
 
 #: Commits and generations are counted apart, each as an application transaction: they can overtake each other.
 _COMPACTED = "/compacted"
@@ -34,8 +38,30 @@ def sync_delta(archive: Archive, snapshot: Snapshot | None = None) -> int | None
     A snapshot that is behind the table is no harm: what the table has heard of is left alone. UsageError where
     deltalake is not installed, or files that have to leave the table are not in it any more.
     """
+    known = archive.snapshot() if snapshot is None else snapshot
+    with delta_in_a_line(archive.folder.uri(DATA)):
+        return _commit(archive, known)
+
+
+@contextmanager
+def delta_in_a_line(uri: str) -> Iterator[None]:
+    """What deltalake has to say of the table at ``uri`` as a RocketError: the next time it may go well. UsageError
+    where it is not installed."""
+    try:
+        yield
+    except (OSError, import_deltalake().exceptions.DeltaError) as error:
+        if getattr(error, "errno", None) is not None:
+            raise  # the system's, of a file
+        # Its causes are below it, behind arrows in red; or its own stack is.
+        lines = [line.strip() for line in re.sub("\x1b\\[[0-9]*m|↳", "", str(error)).splitlines()]
+        told = ": ".join(takewhile(lambda line: not re.match("[0-9]+: ", line), filter(None, lines)))
+        raise RocketError(
+            f"Delta table {uri}: {told}. Nothing is lost: the table follows in the next run that gets there"
+        ) from error
+
+
+def _commit(archive: Archive, snapshot: Snapshot) -> int | None:
     deltalake = import_deltalake()
-    snapshot = archive.snapshot() if snapshot is None else snapshot
     schema = deltalake.Schema.from_arrow(table_schema(archive.columns))
     uri = archive.folder.uri(DATA)
     if not deltalake.DeltaTable.is_deltatable(uri):

@@ -322,9 +322,11 @@ class Table:
         if self.format == "iceberg":
             sync_iceberg_parts(self.folder, self.id, snapshot.last, _paths(snapshot), snapshot.replaced, now)
         if self.format == "delta":
-            self._sync_delta(
-                snapshot, rewritten=records[-1]["run"] if records and records[-1]["kind"] == "compact" else -1
-            )
+            from aiorocket.spark.steps.files.delta import delta_in_a_line  # Spark's types, which readers do not need
+
+            rewritten = records[-1]["run"] if records and records[-1]["kind"] == "compact" else -1
+            with delta_in_a_line(self.folder.location):
+                self._sync_delta(snapshot, rewritten)
         for name in self.folder.folders(_STAGING):
             if begins or name[:10] <= last:
                 self.folder.remove_tree(f"{_STAGING}/{name}")
@@ -346,7 +348,7 @@ class Table:
         """Each part's Delta table, with the same files; a commit carries the number of the run, so that one that a
         crash left undone is made up for and one that is there is not repeated. Readers of changes pass over one that
         does no more than the compaction of run ``rewritten``."""
-        from aiorocket.spark.steps.files.delta import import_deltalake  # Spark's types, which readers do not need
+        from aiorocket.spark.steps.files.delta import import_deltalake
 
         deltalake = import_deltalake()
         from deltalake.transaction import AddAction, RemoveAction
