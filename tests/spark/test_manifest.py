@@ -81,6 +81,13 @@ def test_an_address_of_no_file_system_is_one_line() -> None:
         Archive.open("xyz://bucket/lake")
 
 
+def test_googles_store_is_not_asked_for_a_quarter_of_an_hour() -> None:
+    pytest.importorskip("pyarrow._gcsfs")
+    folder = Folder("gs://bucket/lake")
+    assert "retry_time_limit': datetime.timedelta(seconds=15)" in str(folder.filesystem.__reduce__())
+    assert (folder.uri("a"), folder.full("a")) == ("gs://bucket/lake/a", "bucket/lake/a")
+
+
 def test_commits_follow_each_other(tmp_path: Path) -> None:
     archive = make(tmp_path)
     snapshot = archive.publish(archive.snapshot(), commit(Q0, 5, 10, query="q", batch=3))

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ("Folder", "unreadable")
 
+#: How long a request to Google's store is tried, in seconds.
+_GOOGLE_PATIENCE = 15
+
 
 def unreadable(address: str, error: Exception) -> RocketError:
     """For a file of an archive or a table that is gone, cut short or changed, in one line."""
@@ -41,8 +44,10 @@ class Folder:
         elif "?" in path:
             raise UsageError(f"{location}: Spark takes no options in an address; say them in the environment (AWS_...)")
         else:
+            # Where nobody gives it a key, Google's library asks for one for 15 minutes.
+            limits = f"?retry_limit_seconds={_GOOGLE_PATIENCE}" if scheme in ("gs", "gcs") else ""
             try:
-                self._fs, self._root = fs.FileSystem.from_uri(f"{'s3' if scheme == 's3a' else scheme}://{path}")
+                self._fs, self._root = fs.FileSystem.from_uri(f"{'s3' if scheme == 's3a' else scheme}://{path}{limits}")
             except ValueError as error:  # of a bucket that cannot be asked it is an OSError
                 raise UsageError(f"{location}: {error}") from None
             self._local = isinstance(self._fs, fs.LocalFileSystem)
