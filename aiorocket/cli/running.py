@@ -54,4 +54,5 @@ def told_in_a_line(credentials: str = "--credentials") -> Iterator[None]:
         where = f"{error.filename}: " if error.filename else ""
         if error.errno in (errno.ENOTDIR, errno.EEXIST):
             where += "a directory is needed here and something else is in its place; give another one. "
-        raise click.ClickException(f"{where}{error.strerror or error}") from error
+        told = (error.strerror or str(error)).partition("\n")[0]  # libraries' may go on for pages
+        raise click.ClickException(f"{where}{told}") from error

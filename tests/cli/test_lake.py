@@ -236,6 +236,7 @@ def test_missing_rows_end_with_1_and_json_is_all_of_standard_output(monkeypatch:
         (KeyboardInterrupt(), 130, "interrupted; what is in there is complete up to the last batch"),
         (UsageError("no such thing"), 1, "Error: no such thing\n"),
         (PermissionError(13, "Permission denied", "/lake"), 1, "Error: /lake: Permission denied\n"),
+        (OSError("Unable to load libjvm\ndlopen failed"), 1, "Error: Unable to load libjvm\n"),  # as pyarrow's are
         (RemoteError(16, "no permission"), 1, "sign in as one who may (AIOROCKET_CREDENTIALS_FILE=FILE)\n"),
     ],
 )
@@ -245,6 +246,7 @@ def test_what_goes_wrong_is_one_line(
     given_to_archive(monkeypatch, error)
     result = lake("archive", "orders", "there")
     assert (result.exit_code, said in result.stderr, result.stdout) == (code, True, "")
+    assert said.strip() in result.stderr.splitlines()[-1]
 
 
 def test_the_first_signal_asks_the_second_one_interrupts_and_handlers_come_back(
