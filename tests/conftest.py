@@ -55,6 +55,9 @@ _LONG = {
     "storage/test_retention.py",
 }  # fmt: skip
 
+#: Minutes, processes, a JDK and Maven: run when ``-m`` names them, or one of these variables is 1.
+_ASKED_FOR = {"interop": ("AIOROCKET_INTEROP", "AIOROCKET_REQUIRE_INTEROP"), "harness": ("AIOROCKET_HARNESS",)}
+
 _PATIENCE = 100  # times 10 ms for closing sockets and ending threads to be gone
 
 
@@ -65,10 +68,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     folders = all(Path(name).is_dir() for name in config.args)
     if not folders or config.option.capture == "no":
         return 0
-    required = "1" in (os.environ.get("AIOROCKET_INTEROP"), os.environ.get("AIOROCKET_REQUIRE_INTEROP"))
-    interop = required or "interop" in config.option.markexpr.replace("not interop", "")
     cores = os.cpu_count() or 1
-    if interop:
+    if _asked_for("interop", config):
         return min(_INTEROP_WORKERS, cores)
     return None if config.option.markexpr else cores + 1
 
@@ -88,10 +89,26 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
     return Files(config, log)
 
 
+def _asked_for(name: str, config: pytest.Config) -> bool:
+    named = name in config.option.markexpr.replace(f"not {name}", "")
+    return named or any(os.environ.get(variable) == "1" for variable in _ASKED_FOR[name])
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """``-m quick`` does not even read the folders of which it runs nothing: to import Spark takes seconds."""
-    folder = collection_path.parent == Path(__file__).parent and collection_path.is_dir()
-    return True if config.option.markexpr == "quick" and folder and collection_path.name not in _QUICK else None
+    """Folders of which nothing is run are not even read: of interop and the harness that takes each worker seconds, as
+    do Spark's imports."""
+    name, unread = collection_path.name, False
+    if collection_path.parent == Path(__file__).parent and collection_path.is_dir():
+        quick = config.option.markexpr == "quick"
+        unread = name not in _QUICK if quick else name in _ASKED_FOR and not _asked_for(name, config)
+    return unread or None
+
+
+@pytest.hookimpl(tryfirst=True)  # before interop looks for what it needs
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for name, variables in _ASKED_FOR.items():
+        if item.get_closest_marker(name) and not _asked_for(name, item.config):
+            pytest.skip(f"{name} is run by .ci/run; by hand: -m {name} or {variables[0]}=1")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
