@@ -358,15 +358,15 @@ def _placed() -> Iterator[None]:
         raise type(error)(placed(error.message, places, values)) from error.__cause__
 
 
-def check_place(data: str) -> None:
-    """ConfigError when this user cannot make the directory ``data``, or not write in it. Nothing is made."""
-    place = os.path.abspath(data)
+def check_place(path: str, name: str = "data") -> None:
+    """ConfigError when this user cannot make the directory that ``name`` gives, or not write in it. Nothing is made."""
+    place = os.path.abspath(path)
     while not os.path.lexists(place):
         place = os.path.dirname(place)
     if not os.path.isdir(place):
-        raise ConfigError(f"data={data!r}: {place} is no directory")
+        raise ConfigError(f"{name}={path!r}: {place} is no directory")
     if not os.access(place, os.W_OK | os.X_OK):
-        raise ConfigError(f"data={data!r}: {place} cannot be written by this user")
+        raise ConfigError(f"{name}={path!r}: {place} cannot be written by this user")
 
 
 def _tls(

@@ -110,6 +110,7 @@ def test_help_loads_no_spark_and_no_arrow(aiorocket: Any) -> None:
         ("archive t x --from 2025-03-01 -o startingTimestamp=5", "--option startingTimestamp= both say where to begin"),
         ("verify x --html no/such/page.html", "there is no folder "),
         ("verify x --html .", "is a directory"),
+        ("windows --topic t --plots /dev/null/x", "--plots='/dev/null/x': /dev/null is no directory"),
         ("demo nowhere.log", "nowhere.log: No such file"),
         ("demo some.log --lines 5", "--lines and --seed are for the log that is made up"),
     ],

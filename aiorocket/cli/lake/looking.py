@@ -11,6 +11,7 @@ import click
 from aiorocket.cli.lake.options import input_options, make_input, output_options, report_options, spark_options
 from aiorocket.cli.lake.running import HTML, Interrupts, check_extras, run_step
 from aiorocket.cli.options import BadInputError
+from aiorocket.cli.server_options import check_place
 from aiorocket.errors import RocketError
 
 if TYPE_CHECKING:
@@ -333,6 +334,10 @@ def _folder_of_plots(asked: str | None) -> str | None:
     page = click.get_current_context().meta.get(HTML)
     if asked is not None:
         check_extras("matplotlib", install="pip install 'aiorocketmq[report]'", what="--plots")
+        try:
+            check_place(asked, "--plots")
+        except RocketError as error:
+            raise BadInputError(str(error)) from None
     elif page is not None and find_spec("matplotlib") is not None:
         return f"{page}.plots"
     return asked
