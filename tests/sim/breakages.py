@@ -162,7 +162,8 @@ BREAKAGES: Final[dict[str, Breakage]] = {
     ),
     # -- queue locks at the broker --
     "locks forgotten at a restart": Breakage(
-        f"{_LOCKS}.load", "self._groups, self._count, self.counter = groups, count, ", "self.counter = "
+        f"{_LOCKS}.load", "self._groups, self._held, self._count, self.counter = groups, held, count, ",
+        "self.counter = "
     ),
     "no grace when the record of locks is lost": Breakage(
         f"{_LOCKS}.start", "self._opens = now + self._grace", "self._opens = now"

@@ -42,18 +42,36 @@ class QueueLock(NamedTuple):
     epoch: int
 
 
+class _Held:
+    """Of a group: how many of its entries have an owner, and when the newest lease of one ends."""
+
+    __slots__ = ("owned", "until")
+
+    def __init__(self) -> None:
+        self.owned, self.until = 0, float("-inf")
+
+
 class _Entry:
     """``owner`` "" is nobody; ``until`` is when the lease ends or, without an owner, when it was given back."""
 
-    __slots__ = ("claim", "claimant", "epoch", "owner", "until")
+    __slots__ = ("claim", "claimant", "epoch", "held", "owner", "until")
 
-    def __init__(self, owner: str, epoch: int, until: float) -> None:
-        self.owner = owner
+    def __init__(self, held: _Held, owner: str, epoch: int, until: float) -> None:
+        self.held = held
+        self.owner = ""
+        self.give(owner)
         self.epoch = epoch
         self.until = until
         #: Epoch of the change of owner that waits to be recorded, 0 for none.
         self.claim = 0
         self.claimant = ""
+
+    def give(self, owner: str) -> None:
+        self.held.owned += bool(owner) - bool(self.owner)
+        self.owner = owner
+
+    def renew(self, until: float) -> None:
+        self.until = self.held.until = until
 
 
 class LockTable:
@@ -73,6 +91,7 @@ class LockTable:
         #: restart within ``grace`` waits as well.
         self._incomplete = False
         self._groups: dict[str, dict[QueueKey, _Entry]] = {}
+        self._held: dict[str, _Held] = {}
         self._count = 0
         #: Claims that wait to be recorded, by epoch and so in the order they were made.
         self._claims: dict[int, _Entry] = {}
@@ -88,14 +107,17 @@ class LockTable:
         granted for ``grace`` seconds, and epochs go on above ``floor``, higher than any that was given before.
         """
         if lost or self._incomplete:
-            self._groups, self._count = {}, 0
+            self._groups, self._held, self._count = {}, {}, 0
             self._incomplete = True
             self._opens = now + self._grace
             self.counter = max(self.counter, floor)
         self.version += 1  # an empty record is a record: without one the next start would wait
         for entries in self._groups.values():
             for entry in entries.values():
-                entry.until = now + self.lease if entry.owner else now
+                if entry.owner:
+                    entry.renew(now + self.lease)
+                else:
+                    entry.until = now
 
     def closed_for(self, now: float) -> float:
         """Seconds until anything is granted, 0.0 when it is now."""
@@ -124,13 +146,13 @@ class LockTable:
             if entry.claim:
                 waits = waits or entry.claimant == client
             elif entry.owner == client:
-                entry.until = now + self.lease  # also when it had run out: nobody else was the owner since
+                entry.renew(now + self.lease)  # also when it had run out: nobody else was the owner since
             elif not entry.owner or entry.until <= now:
                 self.counter += 1
                 self.version += 1
                 entry.claim, entry.claimant = self.counter, client
                 # Whatever becomes of this claim, the disk may have it: the old owner must be recorded anew as well.
-                entry.owner = ""
+                entry.give("")
                 self._claims[self.counter] = entry
                 waits = True
         return waits
@@ -138,7 +160,9 @@ class LockTable:
     def recorded(self, counter: int, now: float) -> None:
         """The table as it was when its counter stood at ``counter`` is durable: these claims are locks from ``now``."""
         for entry in self._settled(counter):
-            entry.owner, entry.epoch, entry.until = entry.claimant, entry.claim, now + self.lease
+            entry.give(entry.claimant)
+            entry.epoch = entry.claim
+            entry.renew(now + self.lease)
             entry.claim, entry.claimant = 0, ""
 
     def failed(self, counter: int) -> None:
@@ -170,7 +194,8 @@ class LockTable:
             if entry.claim and entry.claimant == client:
                 entry.claim, entry.claimant = 0, ""
             elif entry.owner == client and not entry.claim:
-                entry.owner, entry.until = "", now
+                entry.give("")
+                entry.until = now
             else:
                 continue
             count += 1
@@ -179,9 +204,10 @@ class LockTable:
         return count
 
     def has_locks(self, group: str, now: float) -> bool:
-        """Does anybody hold a queue of this group, that is: does it consume in order?"""
-        entries = self._groups.get(group)
-        return entries is not None and any(entry.owner and entry.until > now for entry in entries.values())
+        """Does anybody hold a queue of this group, that is: does it consume in order? One that ended by itself counts
+        while the newest lease lasts: this is asked for each message that is to be consumed again."""
+        held = self._held.get(group)
+        return held is not None and held.owned > 0 and held.until > now
 
     def is_stale(self, group: str, queue: QueueKey, epoch: int) -> bool:
         """Is this the epoch of somebody who is not the queue's last owner? Nothing is known of a queue never locked."""
@@ -207,7 +233,8 @@ class LockTable:
             self._sweep(now)
         if self._count >= self.most:
             return None
-        entry = self._groups.setdefault(group, {})[queue] = _Entry("", 0, now)
+        held = self._held.setdefault(group, _Held())
+        entry = self._groups.setdefault(group, {})[queue] = _Entry(held, "", 0, now)
         self._count += 1
         return entry
 
@@ -219,10 +246,10 @@ class LockTable:
             del old[left:]
             left -= len(old)
             for queue in old:
-                del entries[queue]
+                entries.pop(queue).give("")
             self._count -= len(old)
             if not entries:
-                del self._groups[group]
+                del self._groups[group], self._held[group]
             if not left:
                 self._next_sweep = now + SWEEP_FULL_EVERY
                 break
@@ -265,12 +292,14 @@ class LockTable:
     def load(self, data: Mapping[str, Any]) -> None:
         """Take over a snapshot; ``start`` must follow. Raises ValueError, TypeError or KeyError when it is not one."""
         groups: dict[str, dict[QueueKey, _Entry]] = {}
+        held: dict[str, _Held] = {}
         counter = int(data["counter"])
         count = 0
         for group, topic, broker, queue_id, owner, epoch in data["locks"]:
             key = QueueKey(str(topic), str(broker), int(queue_id))
-            groups.setdefault(str(group), {})[key] = _Entry(str(owner), int(epoch), 0.0)
+            entry = _Entry(held.setdefault(str(group), _Held()), str(owner), int(epoch), 0.0)
+            groups.setdefault(str(group), {})[key] = entry
             counter = max(counter, int(epoch))
             count += 1
-        self._groups, self._count, self.counter = groups, count, max(self.counter, counter)
+        self._groups, self._held, self._count, self.counter = groups, held, count, max(self.counter, counter)
         self._incomplete = data["incomplete"] is not False
