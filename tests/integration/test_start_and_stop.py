@@ -114,7 +114,8 @@ async def test_a_stop_does_not_wait_for_ever(mq: Embedded, until: Until) -> None
 async def nothing(message: Message) -> None: ...
 
 
-async def test_many_lives_leave_nothing(mq: Embedded, until: Until) -> None:
+@pytest.mark.seeds(4)
+async def test_many_lives_leave_nothing(mq: Embedded, until: Until, seed: int) -> None:
     """No task, socket or member, here or at the broker, whoever was started and however it ended."""
     await mq.create_topic("orders", queues=1)
 
@@ -133,7 +134,7 @@ async def test_many_lives_leave_nothing(mq: Embedded, until: Until) -> None:
 
     await life("orders")
     before = left()
-    for number in range(200):
+    for number in range(50):
         if number % 20:
             await life("orders")
         else:
