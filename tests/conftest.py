@@ -26,8 +26,8 @@ from tests.ports import claims
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
-#: Of 200 seeds of each scenario, and of 100 examples of each property, a plain run takes a quarter, ``.ci/run`` all.
-SEEDS = int(os.environ.get("AIOROCKET_SEEDS", "50"))
+#: Of 200 seeds of each scenario, and of 100 examples of each property, a plain run takes a tenth, ``.ci/run`` all.
+SEEDS = int(os.environ.get("AIOROCKET_SEEDS", "20"))
 
 # No test is a measurement: an example that is slow on a busy machine is no failure. What hangs meets pytest's timeout.
 hypothesis.settings.register_profile("aiorocket", deadline=None, max_examples=max(1, SEEDS // 2))

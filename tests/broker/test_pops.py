@@ -175,7 +175,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=3 * settings.default.max_examples // 2)
 @given(STEPS, st.data())
 def test_the_records_from_begin_on_make_the_table_again(steps: list[tuple[object, ...]], data: st.DataObject) -> None:
     table, log = PopTable(), []

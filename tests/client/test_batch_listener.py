@@ -217,7 +217,7 @@ def test_options_are_checked(options: dict[str, Any], text: str) -> None:
         Router().batch("t", **options)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples // 5, deadline=None)
 @given(
     st.integers(0, 2**32),
     st.integers(1, 7),

@@ -250,7 +250,7 @@ def test_no_key_keeps_the_loop_or_the_others_out(concurrency: int) -> None:
     run(scenario)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples // 5, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 9), st.integers(1, 6))
 def test_order_per_key_under_anything(seed: int, concurrency: int, keys: int) -> None:
     """A key's messages begin in order, one at a time, and none is begun before the one in front is finished; the number

@@ -840,7 +840,7 @@ def test_options_are_checked_when_they_are_given() -> None:
             router.orderly("t", **cast("Any", options))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples // 5, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(1, 8)), min_size=1, max_size=12),
     st.integers(1, 4),

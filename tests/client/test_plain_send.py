@@ -199,7 +199,7 @@ TIMES = st.lists(
     SENDS, ANSWERS, TIMES, st.sampled_from([0, 1, 3, 0x10000]), st.sampled_from([1, 3, 16]),
     st.sampled_from([5, 126, 254, 0xFFFE, 0x7FFF_FFFD]),
 )  # fmt: skip
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples // 5, deadline=None)
 def test_nothing_differs(
     way: str, sends: list[Send], answers: list[str], times: list[int], left: int, most: int, opaque: int
 ) -> None:

@@ -71,7 +71,7 @@ SEND = {"a": "p", "b": "T", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "0
 
 
 @example([(310, SEND, b"half a surrogate pair in the properties, which JSON can escape")])
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=3 * settings.default.max_examples // 5, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(requests(), min_size=1, max_size=12))
 def test_no_bytes_of_a_peer_make_a_traceback(asked: list[tuple[int, dict[str, Any], bytes]]) -> None:
     async def main() -> list[dict[str, Any]]:

@@ -96,7 +96,7 @@ spans = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 300), st.integers(0
 )
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
+@hypothesis_settings(max_examples=3 * hypothesis_settings.default.max_examples // 5, deadline=None)
 @given(
     ranges=spans,
     count=st.integers(1, 64),

@@ -84,7 +84,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples // 2, deadline=None)
 @given(steps)
 def test_a_bounded_search_finds_what_the_whole_ledger_says_and_no_decision_ever_changes(
     moves: list[tuple[int, str, int, str]],

@@ -229,7 +229,7 @@ row = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples // 2, deadline=None)
 @given(st.lists(row, min_size=1, max_size=6))
 def test_what_is_sent_is_what_the_row_says(rows: list[dict[str, Any]]) -> None:
     batch = frame(rows)
@@ -264,7 +264,7 @@ _GIVEN = st.fixed_dictionaries(
 )  # fmt: skip
 
 
-@settings(max_examples=150)
+@settings(max_examples=3 * settings.default.max_examples // 2)
 @given(st.lists(_GIVEN, min_size=1, max_size=4), st.booleans(), st.integers(0, 3), st.booleans())
 @example(rows=[{"body": b"1", "keys": ["\x1f"]}], labelled=False, cut=0, text=False)  # a key, although no one sees it
 def test_texts_made_at_once_are_those_made_row_by_row(
