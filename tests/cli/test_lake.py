@@ -79,6 +79,7 @@ def test_help_loads_no_spark_and_no_arrow(aiorocket: Any) -> None:
         ("archive t x --option tags=a --option TAGS=b", "tags= is given twice"),
         ("restore x --option limit=5", "'limit' is unknown"),
         ("windows --archive x --from yesterday", "'yesterday' is no time such as"),
+        ("windows --archive x --until 9999-12-31T23:00-05:00", "'9999-12-31T23:00-05:00' is no time such as"),
         ("windows --topic t --from 2025-03-02 --until 2025-03-01", "is not after --from"),
         ("windows --topic t --option tags", "'tags' is not NAME=VALUE"),
         ("windows --topic t --nameserver nowhere", "'nowhere' is not HOST:PORT"),

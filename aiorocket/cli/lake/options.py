@@ -175,9 +175,11 @@ def _read_time(_ctx: click.Context, _param: click.Parameter, value: str | None) 
         return None
     try:
         at = datetime.fromisoformat(value.strip())
-    except ValueError:
+        at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+        at.astimezone(UTC)  # steps look for its hour
+    except (ValueError, OverflowError):
         raise click.BadParameter(f"{value!r} is no time such as 2025-03-01 or 2025-03-01T12:30+01:00") from None
-    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+    return at
 
 
 def time_option(flag: str, name: str, text: str) -> Callable[[F], F]:
