@@ -35,6 +35,8 @@ _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?", re
 _WORDS = {"true": True, "false": False, "null": None}
 _WORD = re.compile(r"true|false|null")
 _MAX_DIGITS = 64
+#: Characters of JSON that is not standard for each value that it may have.
+_OF_A_VALUE = 32
 _PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 # The C scanner of the standard library; its stubs leave it out.
@@ -44,15 +46,19 @@ _scan_string: Any = json_decoder.scanstring  # type: ignore[attr-defined]
 def loads(data: bytes, *, most: int | None = None, floats: bool = True) -> Any:
     """The value in ``data`` (UTF-8). Unquoted numeric keys become text; an object used as a key becomes the tuple of
     its sorted ``(name, value)`` pairs. ProtocolError when neither reading works: non-standard JSON may be nested
-    MAX_NESTING deep and have ``most`` values, standard JSON as deep as the standard library follows and have eight
-    times as many objects and lists. Without ``floats`` numbers that are no integers stay text there."""
+    MAX_NESTING deep and have ``most`` values of 32 characters, standard JSON as deep as the standard library follows
+    and have eight times as many objects and lists. Without ``floats`` numbers that are no integers stay text there."""
     text = text_of(data)
     if most is not None and text.count("{") + text.count("[") > 8 * most:  # 1 MiB of empty ones takes 80 ms
         raise ProtocolError(f"more than {8 * most} objects and lists", where="JSON")
     check_pairs(text)
     try:
         value = (_strict if floats else _without_floats)(text)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError) as error:
+        if most is not None and len(text) > _OF_A_VALUE * most:  # it was read once already
+            raise ProtocolError(
+                f"{error}; JSON that is not standard may have {_OF_A_VALUE * most} characters", where="JSON"
+            ) from None
         return Tolerant(text, most).document()
     return value
 

@@ -250,6 +250,14 @@ def test_of_json_that_is_not_standard_so_many_values_are_read(text: str) -> None
     assert len(fastjson.loads(b"[" + b"1," * 9 + b"1]", most=3)) == 10  # nobody counts those of any other
 
 
+def test_long_json_that_is_not_standard_is_read_once() -> None:
+    """1 MiB that was standard but for its end took half as long again to be read in Python too."""
+    assert fastjson.loads(b"{0:" + b" " * 94 + b"1}", most=4) == {"0": 1}
+    with pytest.raises(ProtocolError, match="JSON that is not standard may have 96 characters"):
+        fastjson.loads(b"{0:" + b" " * 94 + b"1}", most=3)
+    assert fastjson.loads(b"[" + b" " * 99 + b"1]", most=3) == [1]
+
+
 def test_an_error_of_msgpack_without_words_is_told_by_its_name() -> None:
     with pytest.raises(ProtocolError, match="not msgpack: FormatError"):
         decode_plain(b"\xc1", MSGPACK)
