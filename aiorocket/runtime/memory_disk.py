@@ -45,6 +45,9 @@ class MemoryFile:
         # Nothing can run out here, so nothing is reserved and the file does not grow: a segment would cost its size.
         return None
 
+    def zero(self, offset: int, size: int) -> None:
+        return None
+
     def truncate(self, size: int) -> None:
         data = self._data
         if size < len(data):

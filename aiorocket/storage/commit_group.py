@@ -35,11 +35,15 @@ class Run:
         self.buffers: list[bytes] = []
         self.mark: tuple[tuple[int, int], int] | None = None
 
-    def put(self, durable: int, replay: int) -> None:
-        """Blocking: write the bytes and their checksums."""
-        self.mark = self.segment.mark()
+    def put(self, durable: int, replay: int, sync: bool) -> None:
+        """Blocking: write the bytes and their checksums, and before a ``sync`` maybe zeros behind them."""
+        segment = self.segment
+        self.mark = segment.mark()
         if self.buffers:
-            self.segment.write(self.buffers, self.position, durable, replay)
+            end = segment.write(self.buffers, self.position, durable, replay)
+            segment.groups += 1
+            if sync and end > segment.looked_to:
+                segment.zero_ahead(end)
 
 
 class CommitGroup:
@@ -72,7 +76,7 @@ class CommitGroup:
         for run in self.runs:
             segment = run.segment
             file = segment.prepare(disk, min_free)
-            run.put(durable, replay)
+            run.put(durable, replay, sync)
             if sync or run is not last:
                 try:
                     file.fdatasync()

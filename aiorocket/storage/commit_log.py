@@ -283,7 +283,7 @@ class CommitLog(WrittenLog):
         file = run.segment.file
         assert file is not None
         try:
-            run.put(self.synced, self.replay)
+            run.put(self.synced, self.replay, self._sync_mode)
         except (OSError, MemoryError) as error:
             if self._sync_mode:  # not now: the end that began this flush has its own to tell first
                 failed: asyncio.Future[None] = self._loop.create_future()

@@ -7,6 +7,7 @@ always kept free.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections.abc import Callable, Sequence
 
@@ -14,6 +15,11 @@ from aiorocket.runtime.disk import Disk, File
 from aiorocket.storage.checksums import Checksums, encode_block, encode_head, sums_path
 
 __all__ = ("Segment", "segment_path")
+
+#: Bytes of zeros that are written ahead, if that many came in so many groups or more: bench/FINDINGS.md, "Zeros ahead
+#: of small groups".
+_AHEAD = 256 << 10
+_SMALL = 8
 
 
 def segment_path(directory: str, base: int) -> str:
@@ -37,6 +43,8 @@ class Segment:
         "end",
         "failed",
         "file",
+        "groups",
+        "looked_to",
         "path",
         "sums",
         "unsynced_sums",
@@ -56,6 +64,9 @@ class Segment:
         self.unsynced_sums = False
         self._sums_file: File | None = None
         self._sums_at = 0
+        #: Groups since ``zero_ahead`` looked, and up to where it did.
+        self.groups = _SMALL
+        self.looked_to = 0
 
     def prepare(self, disk: Disk, min_free: int) -> File:
         """Open the files, create and reserve them first if needed. OSError(ENOSPC) when less than ``min_free`` would be
@@ -109,12 +120,13 @@ class Segment:
         """Recovery: what the checksum file covers, and where it goes on."""
         self.sums, self._sums_at = sums, position
 
-    def write(self, buffers: Sequence[bytes], position: int, durable: int, replay: int) -> None:
-        """Put ``buffers`` at ``position`` of the prepared file and cover them. After an OSError ``cut`` takes back
-        what came of it."""
-        assert self.file is not None
+    def write(self, buffers: Sequence[bytes], position: int, durable: int, replay: int) -> int:
+        """Put ``buffers`` at ``position`` of the prepared file and cover them; the position behind them. After an
+        OSError ``cut`` takes back what came of it."""
+        assert self.file is not None and self.sums is not None
         self.file.pwritev(buffers, position)
         self.cover(buffers, position, durable, replay)
+        return self.sums.last[0]
 
     def cover(self, buffers: Sequence[bytes], position: int, durable: int, replay: int) -> None:
         """Add checksums for ``buffers``, which stand at ``position``, right behind what is covered."""
@@ -129,6 +141,16 @@ class Segment:
             raise
         self._sums_at += len(block)
         self.unsynced_sums = True
+
+    def zero_ahead(self, end: int) -> None:
+        """Zeros behind ``end`` for the groups to come, if those before were small and are synced. An error is for
+        whoever writes there."""
+        assert self.file is not None
+        small, self.groups = self.groups >= _SMALL, 0
+        self.looked_to = min(end + _AHEAD, self.capacity)
+        if small:
+            with contextlib.suppress(OSError):
+                self.file.zero(end, self.looked_to - end)
 
     def stamp(self, durable: int, replay: int) -> None:
         """Put newer marks into the checksum file, with a block of no entries."""
@@ -181,6 +203,7 @@ class Segment:
         self._sums_file.truncate(self._sums_at)
         self._sums_file.fdatasync()
         file.truncate(position)
+        self.groups, self.looked_to = _SMALL, 0
         try:
             file.allocate(self.capacity)
         except OSError as error:

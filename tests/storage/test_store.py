@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import os
 import threading
@@ -15,7 +16,7 @@ import pytest
 
 from aiorocket.errors import ProtocolError, StoreError, StoreFullError, StoreLockedError, UsageError
 from aiorocket.runtime.env import memory_env, real_env
-from aiorocket.runtime.memory_disk import MemoryDisk
+from aiorocket.runtime.memory_disk import MemoryDisk, MemoryFile
 from aiorocket.storage import PutResult, PutStatus, ReadStatus, StoreBusyError, opening
 from aiorocket.storage import store as store_module
 from aiorocket.storage.commit_group import KEPT, Run
@@ -590,6 +591,39 @@ async def test_segments_are_preallocated(tmp_path: Path) -> None:
     assert store.max_physical < 65_536 and sizes() == [65_536, 65_536]
     await store.close()
     await env.disk.close()
+
+
+async def test_small_groups_that_are_synced_find_their_places_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sync of a place that was only reserved waits for the file system's journal too."""
+    zeros: list[tuple[int, int]] = []
+
+    def zero(_: MemoryFile, offset: int, size: int) -> None:
+        zeros.append((offset, offset + size))
+        raise OSError(errno.ENOSPC, "as after a full disk, whose segment could not be reserved again")
+
+    monkeypatch.setattr(MemoryFile, "zero", zero)
+    capacity = 1 << 20
+    store = await opened(flush="sync", segment_size=capacity)
+    for size, groups, seen in [
+        (1_000, 5, 1),  # the first groups of a segment are taken for small
+        (280_000, 1, 1),  # six groups for 256 KiB
+        (140_000, 2, 1),
+        (30_000, 8, 1),
+        (30_000, 8, 2),
+    ]:
+        for _ in range(groups):
+            assert (await put(store, body=bytes(size))).status is PutStatus.OK
+        assert len(zeros) == seen, size
+    first, last = zeros
+    assert first[1] - first[0] == 256 << 10
+    assert last[1] == capacity, "no further than the segment"
+    assert len(bodies(store)) == 24
+    await store.close()
+    zeros.clear()
+    lax = await opened(flush="async")
+    await put(lax)
+    await lax.close()
+    assert not zeros
 
 
 @pytest.mark.parametrize("many, before", [(0, 0), (0, 5), (0, 128), (0, 704), (5, 125), (2, 703)])
