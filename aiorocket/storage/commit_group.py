@@ -7,7 +7,7 @@ from collections.abc import Callable
 from aiorocket.runtime.disk import Disk
 from aiorocket.storage.consume_queue import ConsumeQueue
 from aiorocket.storage.results import PutResult
-from aiorocket.storage.segment import Segment
+from aiorocket.storage.segment import AHEAD, SMALL, Segment
 
 __all__ = ("KEPT", "KEPT_EACH", "KEPT_IN_RUN", "CommitGroup", "Done", "Run", "SyncError")
 
@@ -42,8 +42,10 @@ class Run:
         if self.buffers:
             end = segment.write(self.buffers, self.position, durable, replay)
             segment.groups += 1
-            if sync and end > segment.looked_to:
-                segment.zero_ahead(end)
+            if sync and end > segment.decided_to:
+                if segment.groups >= SMALL:
+                    segment.zero_ahead(end)
+                segment.groups, segment.decided_to = 0, end + AHEAD
 
 
 class CommitGroup:

@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from aiorocket.runtime.disk import Disk, File
 from aiorocket.storage.checksums import Checksums, encode_block, encode_head, sums_path
 
-__all__ = ("Segment", "segment_path")
+__all__ = ("AHEAD", "SMALL", "Segment", "segment_path")
 
 #: Bytes of zeros that are written ahead, if that many came in so many groups or more: bench/FINDINGS.md, "Zeros ahead
 #: of small groups".
-_AHEAD = 256 << 10
-_SMALL = 8
+AHEAD = 256 << 10
+SMALL = 8
 
 
 def segment_path(directory: str, base: int) -> str:
@@ -39,12 +39,12 @@ class Segment:
         "_sums_file",
         "base",
         "capacity",
+        "decided_to",
         "directory",
         "end",
         "failed",
         "file",
         "groups",
-        "looked_to",
         "path",
         "sums",
         "unsynced_sums",
@@ -64,9 +64,9 @@ class Segment:
         self.unsynced_sums = False
         self._sums_file: File | None = None
         self._sums_at = 0
-        #: Groups since ``zero_ahead`` looked, and up to where it did.
-        self.groups = _SMALL
-        self.looked_to = 0
+        #: Groups since it was last decided about zeros ahead, and up to where it was.
+        self.groups = SMALL
+        self.decided_to = 0
 
     def prepare(self, disk: Disk, min_free: int) -> File:
         """Open the files, create and reserve them first if needed. OSError(ENOSPC) when less than ``min_free`` would be
@@ -143,14 +143,10 @@ class Segment:
         self.unsynced_sums = True
 
     def zero_ahead(self, end: int) -> None:
-        """Zeros behind ``end`` for the groups to come, if those before were small and are synced. An error is for
-        whoever writes there."""
+        """Zeros behind ``end`` for small groups to come. An error is for whoever writes there."""
         assert self.file is not None
-        small, self.groups = self.groups >= _SMALL, 0
-        self.looked_to = min(end + _AHEAD, self.capacity)
-        if small:
-            with contextlib.suppress(OSError):
-                self.file.zero(end, self.looked_to - end)
+        with contextlib.suppress(OSError):
+            self.file.zero(end, min(AHEAD, self.capacity - end))
 
     def stamp(self, durable: int, replay: int) -> None:
         """Put newer marks into the checksum file, with a block of no entries."""
@@ -203,7 +199,7 @@ class Segment:
         self._sums_file.truncate(self._sums_at)
         self._sums_file.fdatasync()
         file.truncate(position)
-        self.groups, self.looked_to = _SMALL, 0
+        self.groups, self.decided_to = SMALL, 0
         try:
             file.allocate(self.capacity)
         except OSError as error:
