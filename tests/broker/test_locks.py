@@ -524,7 +524,7 @@ async def test_who_locked_last_is_forgotten_when_it_has_gone(broker: Broker, mon
 
 async def test_who_holds_nothing_is_not_remembered(broker: Broker, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Anybody could ask under a new name each time: 9,000 a second, each kept for a minute."""
-    handlers: Any = broker.server.processors._handlers[41].__self__  # type: ignore[attr-defined]
+    handlers: Any = broker.server.processors._handlers[41].__self__  # type: ignore[attr-defined]  # a bound method
     monkeypatch.setattr(broker.locks, "most", 8)
     other = await Peer.connect(broker.port)  # newer than the oldest
     assert granted(await other.call(41, body=lock_body("a", 0))) == {0: 1}
