@@ -348,6 +348,17 @@ class JavaRun:
         self._process = process
         self._log = log
 
+    @classmethod
+    async def start(cls, name: str, command: Sequence[str], log: Path) -> JavaRun:
+        """Its home is the folder of its ``log``, which gets its errors."""
+        with log.open("wb") as errors:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd=log.parent,
+                env={**os.environ, "HOME": str(log.parent)},
+            )  # fmt: skip
+        return cls(name, process, log)
+
     async def until(self, event: str, *, limit: float) -> dict[str, Any]:
         """Read lines up to the next ``event``; what came before it is in ``events`` too."""
         try:
@@ -371,7 +382,9 @@ class JavaRun:
         return line
 
     async def finish(self, *, limit: float) -> list[dict[str, Any]]:
-        """All events, after the program ended by itself with status 0."""
+        """All events, after the program ended by itself with status 0; some wait for their standard input to end."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
         await self.until("done", limit=limit)
         async with asyncio.timeout(STOP_LIMIT):
             while await self._next() is not None:
@@ -392,7 +405,8 @@ class JavaRun:
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
                 self._process.kill()
-        assert self._process.stdout is not None
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
         await self._process.stdout.read()
         await self._process.wait()
 
@@ -424,15 +438,9 @@ class JavaClient:
 
     async def start(self, *arguments: str, program: str = "Smoke") -> JavaRun:
         name = f"{program.lower()}-{len(self._runs)}-{arguments[0]}"
-        log = self._place / f"{name}.log"
         options = [*JVM_OPTIONS, "-Xmx256m", *BRIEF, *inside(self._place)]
-        path = f"{self._classes}{os.pathsep}{self._lib}/*"
-        with log.open("wb") as errors:
-            process = await asyncio.create_subprocess_exec(
-                "java", *options, "-cp", path, program, *arguments,
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, cwd=self._place,
-            )  # fmt: skip
-        run = JavaRun(name, process, log)
+        command = ["java", *options, "-cp", f"{self._classes}{os.pathsep}{self._lib}/*", program, *arguments]
+        run = await JavaRun.start(name, command, self._place / f"{name}.log")
         self._runs.append(run)
         return run
 

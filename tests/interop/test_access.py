@@ -4,7 +4,6 @@ credentials."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hmac
 import json
@@ -121,15 +120,10 @@ async def exchange(
     java: tuple[Path, Path], server: Server, place: Path, topic: str, group: str, key: str, secret: str, tls: bool
 ) -> list[dict[str, Any]]:
     lib, classes = java
-    log = place / f"{topic}-{key}.errors"
     options = [*JVM_OPTIONS, *(OVER_TLS if tls else ()), "-Xmx256m", *BRIEF, *inside(place)]
-    with log.open("wb") as errors:
-        process = await asyncio.create_subprocess_exec(
-            "java", *options, "-cp", f"{classes}{os.pathsep}{lib}/*", "Access",
-            server.nameserver, topic, group, key, secret, "5",
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, cwd=place,
-        )  # fmt: skip
-    run = JavaRun(f"Access of {key or 'nobody'}", process, log)
+    arguments = server.nameserver, topic, group, key, secret, "5"
+    command = ["java", *options, "-cp", f"{classes}{os.pathsep}{lib}/*", "Access", *arguments]
+    run = await JavaRun.start(f"Access of {key or 'nobody'}", command, place / f"{topic}-{key}.errors")
     try:
         return (await run.finish(limit=250))[:-1]
     finally:

@@ -60,7 +60,7 @@ async def mistreat(proxy: Chaos, seconds: float) -> None:
 async def test_javas_client(version: str, bad: tuple[Server, Chaos], java: JavaClient, java_older: JavaClient) -> None:
     server, proxy = bad
     client = java if version == NEWEST else java_older
-    run = await client.start(server.nameserver, "steady", "16", str(BACK), program="Steady")
+    run = await client.start(server.nameserver, "steady", str(BACK), program="Steady")
     await run.until("started", limit=BACK)
     await mistreat(proxy, 1.0)
     done = (await run.finish(limit=BACK + 40))[-1]
@@ -78,7 +78,7 @@ async def test_other_clients(
     # gives what is there) and goes on behind messages that it has not read. Later, a reset is the end that it is.
     proxy.resets = client == "node"
 
-    async with started(command, tmp_path, "steady", server.nameserver, "steady", "16", str(BACK)) as program:
+    async with started(command, tmp_path, "steady", server.nameserver, "steady", str(BACK)) as program:
         await program.until("started", limit=BACK)
         await mistreat(proxy, 1.0)
         done = (await program.finish(limit=BACK + 60))[-2]
@@ -90,7 +90,7 @@ async def test_the_grpc_client_and_apaches_proxy(bad: tuple[Server, Chaos], grpc
     server, proxy = bad
     create_for_grpc(server, "steady", "steady")
     async with proxied(tmp_path / "proxy", server) as endpoints:
-        arguments = "steady", endpoints, "steady", "steady", "16", str(BACK)
+        arguments = "steady", endpoints, "steady", "steady", str(BACK)
         async with started(grpc, tmp_path, *arguments) as program:
             await program.until("started", limit=BACK)
             await mistreat(proxy, 1.0)

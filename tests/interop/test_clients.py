@@ -3,7 +3,6 @@ message by message, what fails once comes back, and what else each of them offer
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 import shutil
@@ -72,13 +71,8 @@ def cpp() -> list[str]:
 @asynccontextmanager
 async def started(command: list[str], place: Path, *arguments: str) -> AsyncIterator[JavaRun]:
     """The program, for as long as the block; what it prints are facts as those of Java's."""
-    log = place / f"{arguments[0]}.errors"
-    with log.open("wb") as errors:
-        process = await asyncio.create_subprocess_exec(
-            *command, *arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, cwd=place,
-            env={**os.environ, "HOME": str(place)},
-        )  # fmt: skip
-    program = JavaRun(f"{command[0]} {arguments[0]}", process, log)
+    name, log = f"{command[0]} {arguments[0]}", place / f"{arguments[0]}.errors"
+    program = await JavaRun.start(name, [*command, *arguments], log)
     try:
         yield program
     finally:

@@ -2,13 +2,13 @@
 
     smoke.py send    NAMESERVER TOPIC PREFIX COUNT
     smoke.py consume NAMESERVER TOPIC GROUP  TAG COUNT LIMIT_SECONDS
-    smoke.py steady  NAMESERVER TOPIC SECONDS LIMIT_SECONDS
+    smoke.py steady  NAMESERVER TOPIC LIMIT_SECONDS
     smoke.py features NAMESERVER BROKER PREFIX
 
 ``send`` makes bodies PREFIX-0, PREFIX-1 ..., the even ones with the tag "even" and the odd ones with "odd", then one
 batch of two. ``consume`` reads TAG until COUNT different bodies were consumed; the first of them fails once.
-``steady`` sends for so long, whatever fails, while a consumer listens, and then waits until all that was acknowledged
-came. ``features`` is in features.py.
+``steady`` sends until standard input ends, whatever fails, while a consumer listens, and then waits until all that was
+acknowledged came. ``features`` is in features.py.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def consume(nameserver: str, topic: str, group: str, tag: str, count: int, limit
     receiver.shutdown()
 
 
-def steady(nameserver: str, topic: str, seconds: float, limit: float) -> None:
+def steady(nameserver: str, topic: str, limit: float) -> None:
     consumed: set[str] = set()
     acknowledged: set[str] = set()
     receiver = PushConsumer("cpp-steady")
@@ -117,11 +117,11 @@ def steady(nameserver: str, topic: str, seconds: float, limit: float) -> None:
     sender.set_namesrv_addr(nameserver)
     sender.start()
     show(event="started")
-    end = time.monotonic() + seconds
+    ended = threading.Event()
 
     def send_on(name: str) -> None:
         number = 0
-        while time.monotonic() < end:
+        while not ended.wait(0.005):
             number += 1
             made = Message(topic)
             made.set_body(f"{name}-{number}")
@@ -130,11 +130,12 @@ def steady(nameserver: str, topic: str, seconds: float, limit: float) -> None:
                     acknowledged.add(f"{name}-{number}")
             except RocketMQException:
                 pass
-            time.sleep(0.005)
 
     threads = [threading.Thread(target=send_on, args=(f"t{number}",)) for number in range(4)]
     for thread in threads:
         thread.start()
+    sys.stdin.read()
+    ended.set()
     for thread in threads:
         thread.join()
     late = time.monotonic() + limit
@@ -147,7 +148,7 @@ if __name__ == "__main__":
     if sys.argv[1] == "send":
         send(*sys.argv[2:5], int(sys.argv[5]))
     elif sys.argv[1] == "steady":
-        steady(*sys.argv[2:4], float(sys.argv[4]), float(sys.argv[5]))
+        steady(*sys.argv[2:4], float(sys.argv[4]))
     elif sys.argv[1] == "features":
         from features import features
 

@@ -2,13 +2,14 @@
 //
 //	smoke send    NAMESERVER TOPIC PREFIX COUNT
 //	smoke consume NAMESERVER TOPIC GROUP  TAG COUNT LIMIT_SECONDS
-//	smoke steady  NAMESERVER TOPIC SECONDS LIMIT_SECONDS
+//	smoke steady  NAMESERVER TOPIC LIMIT_SECONDS
 //	smoke load    NAMESERVER TOPIC WARM COUNT IN_FLIGHT SIZE
 //	smoke features NAMESERVER BROKER PREFIX
 //
 // "send" makes bodies PREFIX-0, PREFIX-1 ..., the even ones with the tag "even" and the odd ones with "odd", then one batch
 // of two. "consume" reads TAG from the first offset until COUNT different bodies were consumed; the first of them fails once.
-// "steady" sends for so long, whatever fails, while a consumer listens, and then waits until all that was acknowledged came.
+// "steady" sends until standard input ends, whatever fails, while a consumer listens, and then waits until all that was
+// acknowledged came.
 // "load" sends WARM and then COUNT messages of SIZE bytes, IN_FLIGHT at a time. "features" is in features.go.
 package main
 
@@ -16,6 +17,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"strconv"
 	"sync"
@@ -39,7 +41,7 @@ func main() {
 	case "consume":
 		consume(os.Args[2], os.Args[3], os.Args[4], os.Args[5], number(os.Args[6]), number(os.Args[7]))
 	case "steady":
-		steady(os.Args[2], os.Args[3], number(os.Args[4]), number(os.Args[5]))
+		steady(os.Args[2], os.Args[3], number(os.Args[4]))
 	case "load":
 		load(os.Args[2], os.Args[3], number(os.Args[4]), number(os.Args[5]), number(os.Args[6]), number(os.Args[7]))
 	case "features":
@@ -126,7 +128,7 @@ func consume(nameserver, topic, group, tag string, count, limit int) {
 	fail(receiver.Shutdown())
 }
 
-func steady(nameserver, topic string, seconds, limit int) {
+func steady(nameserver, topic string, limit int) {
 	receiver, err := rocketmq.NewPushConsumer(
 		consumer.WithNameServer([]string{nameserver}), consumer.WithGroupName("go-steady"),
 		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset))
@@ -146,13 +148,13 @@ func steady(nameserver, topic string, seconds, limit int) {
 	fail(err)
 	fail(sender.Start())
 	show(map[string]any{"event": "started"})
-	end := time.Now().Add(time.Duration(seconds) * time.Second)
+	var ended atomic.Bool
 	var senders sync.WaitGroup
 	for id := 0; id < 4; id++ {
 		senders.Add(1)
 		go func(id int) {
 			defer senders.Done()
-			for n := 0; time.Now().Before(end); n++ {
+			for n := 0; !ended.Load(); n++ {
 				body := fmt.Sprintf("t%d-%d", id, n)
 				result, err := sender.SendSync(context.Background(), primitive.NewMessage(topic, []byte(body)))
 				if err == nil && result.Status == primitive.SendOK {
@@ -162,6 +164,8 @@ func steady(nameserver, topic string, seconds, limit int) {
 			}
 		}(id)
 	}
+	io.Copy(io.Discard, os.Stdin)
+	ended.Store(true)
 	senders.Wait()
 	late := time.Now().Add(time.Duration(limit) * time.Second)
 	for {

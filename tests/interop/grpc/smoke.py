@@ -1,12 +1,12 @@
 """Apache's gRPC client through its proxy as a program: every fact it learns is one JSON line on standard output.
 
     smoke.py settle   ENDPOINTS TOPIC GROUP COUNT
-    smoke.py steady   ENDPOINTS TOPIC GROUP SECONDS LIMIT_SECONDS
+    smoke.py steady   ENDPOINTS TOPIC GROUP LIMIT_SECONDS
     smoke.py features ENDPOINTS PREFIX
 
 ``settle`` sends COUNT messages, does not acknowledge "1" the first time, and keeps "2" longer before it does.
-``steady`` sends for so long, whatever fails, while a consumer receives, and then waits until all that was acknowledged
-came.
+``steady`` sends until standard input ends, whatever fails, while a consumer receives, and then waits until all that was
+acknowledged came.
 ``features`` is in features.py.
 """
 
@@ -72,7 +72,7 @@ def settle(endpoints: str, topic: str, group: str, count: int) -> None:
     producer.shutdown()
 
 
-def steady(endpoints: str, topic: str, group: str, seconds: float, limit: float) -> None:
+def steady(endpoints: str, topic: str, group: str, limit: float) -> None:
     config = ClientConfiguration(endpoints, Credentials(), request_timeout=10)
     consumer = SimpleConsumer(config, group, {topic: FilterExpression()}, 5)
     consumer.startup()
@@ -81,6 +81,7 @@ def steady(endpoints: str, topic: str, group: str, seconds: float, limit: float)
     say("started")
     consumed: set[str] = set()
     acknowledged: set[str] = set()
+    ended = threading.Event()
     # The client's own ``ack_async`` sends the acknowledgement and raises RuntimeError then, but in the main thread: it
     # makes an asyncio future where there is no event loop. One acknowledgement a receive would be all.
     acks = ThreadPoolExecutor(8)
@@ -96,7 +97,7 @@ def steady(endpoints: str, topic: str, group: str, seconds: float, limit: float)
 
     def send_on(name: str) -> None:
         number = 0
-        while time.monotonic() < end:
+        while not ended.wait(0.005):
             number += 1
             message = Message()
             message.topic, message.body = topic, f"{name}-{number}".encode()
@@ -105,13 +106,13 @@ def steady(endpoints: str, topic: str, group: str, seconds: float, limit: float)
                 acknowledged.add(f"{name}-{number}")
             except Exception:  # noqa: BLE001 - whatever fails
                 pass
-            time.sleep(0.005)
 
-    end = time.monotonic() + seconds
     threading.Thread(target=receive, daemon=True).start()
     senders = [threading.Thread(target=send_on, args=(f"t{number}",)) for number in range(4)]
     for thread in senders:
         thread.start()
+    sys.stdin.read()
+    ended.set()
     for thread in senders:
         thread.join()
     late = time.monotonic() + limit
@@ -124,7 +125,7 @@ if __name__ == "__main__":
     if sys.argv[1] == "settle":
         settle(*sys.argv[2:5], int(sys.argv[5]))
     elif sys.argv[1] == "steady":
-        steady(*sys.argv[2:5], float(sys.argv[5]), float(sys.argv[6]))
+        steady(*sys.argv[2:5], float(sys.argv[5]))
     else:
         from features import features
 

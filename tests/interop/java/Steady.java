@@ -1,6 +1,7 @@
 import java.nio.charset.StandardCharsets;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
@@ -12,13 +13,13 @@ import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 
 /**
- * {@code Steady NAMESERVER TOPIC SECONDS LIMIT}: sends for so long, whatever fails, while a consumer listens; then waits at most
- * LIMIT seconds until all that was acknowledged was consumed. One JSON line says how it went.
+ * {@code Steady NAMESERVER TOPIC LIMIT}: sends until standard input ends, whatever fails, while a consumer listens; then waits at
+ * most LIMIT seconds until all that was acknowledged was consumed. One JSON line says how it went.
  */
 public class Steady {
     public static void main(String[] args) throws Exception {
         String topic = args[1];
-        long end = System.currentTimeMillis() + 1000 * Long.parseLong(args[2]);
+        AtomicBoolean ended = new AtomicBoolean();
         Set<String> acknowledged = ConcurrentHashMap.newKeySet();
         Set<String> consumed = ConcurrentHashMap.newKeySet();
         AtomicInteger failed = new AtomicInteger();
@@ -43,7 +44,7 @@ public class Steady {
         for (int t = 0; t < threads.length; t++) {
             String name = "t" + t + "-";
             threads[t] = new Thread(() -> {
-                for (int n = 0; System.currentTimeMillis() < end; n++) {
+                for (int n = 0; !ended.get(); n++) {
                     String body = name + n;
                     try {
                         Message message = new Message(topic, body.getBytes(StandardCharsets.UTF_8));
@@ -59,11 +60,13 @@ public class Steady {
             threads[t].start();
         }
         System.out.println("{\"event\":\"started\"}");
+        System.in.readAllBytes();
+        ended.set(true);
         for (Thread thread : threads) {
             thread.join();
         }
         long began = System.currentTimeMillis();
-        long limit = began + 1000 * Long.parseLong(args[3]);
+        long limit = began + 1000 * Long.parseLong(args[2]);
         while (!consumed.containsAll(acknowledged) && System.currentTimeMillis() < limit) {
             Thread.sleep(50);
         }

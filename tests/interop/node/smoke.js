@@ -2,13 +2,13 @@
 //
 //   smoke.js send    NAMESERVER TOPIC PREFIX COUNT
 //   smoke.js consume NAMESERVER TOPIC GROUP  TAG COUNT LIMIT_SECONDS
-//   smoke.js steady  NAMESERVER TOPIC SECONDS LIMIT_SECONDS
+//   smoke.js steady  NAMESERVER TOPIC LIMIT_SECONDS
 //   smoke.js features NAMESERVER BROKER PREFIX
 //
 // "send" makes bodies PREFIX-0, PREFIX-1 ..., the even ones with the tag "even" and the odd ones with "odd". "consume" reads
-// TAG from the first offset until COUNT different bodies were consumed; the first of them fails once. "steady" sends for so
-// long, whatever fails, while a consumer listens, and then waits until all that was acknowledged came. "features" is in
-// features.js.
+// TAG from the first offset until COUNT different bodies were consumed; the first of them fails once. "steady" sends
+// until standard input ends, whatever fails, while a consumer listens, and then waits until all that was acknowledged came.
+// "features" is in features.js.
 'use strict';
 
 const { Consumer, Message, Producer } = require('ali-ons');
@@ -63,7 +63,7 @@ async function consume(nameserver, topic, group, tag, count, limit) {
   await receiver.close();
 }
 
-async function steady(nameserver, topic, seconds, limit) {
+async function steady(nameserver, topic, limit) {
   const receiver = new Consumer({
     ...options(nameserver), consumerGroup: 'node-steady', consumeFromWhere: 'CONSUME_FROM_FIRST_OFFSET',
   });
@@ -77,9 +77,10 @@ async function steady(nameserver, topic, seconds, limit) {
   await sender.ready();
   show({ event: 'started' });
   const pause = milliseconds => new Promise(resolve => setTimeout(resolve, milliseconds));
-  const end = Date.now() + 1000 * seconds;
+  let ended = false;
+  process.stdin.resume().on('end', () => { ended = true; });
   await Promise.all([ 0, 1, 2, 3 ].map(async id => {
-    for (let n = 0; Date.now() < end; n++) {
+    for (let n = 0; !ended; n++) {
       const body = `t${id}-${n}`;
       try {
         const result = await sender.send(new Message(topic, 'steady', body));
@@ -99,7 +100,7 @@ async function steady(nameserver, topic, seconds, limit) {
 const [ what, nameserver, topic, name, ...rest ] = process.argv.slice(2);
 const run = what === 'send' ? send(nameserver, topic, name, Number(rest[0]))
   : what === 'features' ? require('./features')(options(nameserver), name, show)
-  : what === 'steady' ? steady(nameserver, topic, Number(name), Number(rest[0]))
+  : what === 'steady' ? steady(nameserver, topic, Number(name))
   : consume(nameserver, topic, name, rest[0], Number(rest[1]), Number(rest[2]));
 run.then(() => {
   show({ event: 'done' });
