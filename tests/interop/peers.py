@@ -29,6 +29,7 @@ __all__ = (
     "FOR_ALL",
     "NEWEST",
     "OLDER",
+    "TIED",
     "Admin",
     "Command",
     "JavaClient",
@@ -43,6 +44,7 @@ __all__ = (
     "inside",
     "kept",
     "missing_programs",
+    "online",
     "our_server",
     "wait_for_statistics",
 )
@@ -65,6 +67,10 @@ JVM_OPTIONS = (
 
 #: Of servers that live for minutes: the second compiler would cost more than it brings.
 BRIEF = ("-XX:TieredStopAtLevel=1",)
+
+#: Before a command: Linux kills it when the thread that started it is gone. Whoever breaks pytest off ends the workers
+#: in the midst of a test, and no fixture ends what it began.
+TIED = ("setpriv", "--pdeathsig", "KILL") if sys.platform == "linux" else ()
 
 READY_LIMIT = 180.0
 STOP_LIMIT = 20.0
@@ -89,8 +95,8 @@ class Server(NamedTuple):
 
 def missing_programs() -> str:
     """What is lacking on this machine to run the Java side, as one line; empty when nothing is."""
-    missing = [name for name in ("java", "javac", "mvn") if shutil.which(name) is None]
-    return f"not on PATH: {', '.join(missing)} (a JDK >= 17 and Maven are needed)" if missing else ""
+    missing = [name for name in ("java", "javac", "mvn", *TIED[:1]) if shutil.which(name) is None]
+    return f"not on PATH: {', '.join(missing)} (a JDK >= 17, Maven and util-linux are needed)" if missing else ""
 
 
 @contextmanager
@@ -160,8 +166,9 @@ class Process:
         self._patience = patience
         with log.open("ab") as out:
             self._child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, cwd=log.parent, env=dict(env)
-            )
+                [*TIED, *command],
+                stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, cwd=log.parent, env=dict(env),
+            )  # fmt: skip
 
     def __enter__(self) -> Process:
         return self
@@ -339,6 +346,19 @@ def our_server(
         yield Server("ours", nameserver, broker, first_retry=10.0)
 
 
+@contextmanager
+def online(program: str, argument: str) -> Iterator[str]:
+    """A Python ``program`` of ours for as long as the block; the first line that it prints."""
+    command = [*TIED, sys.executable, "-c", program, argument]
+    child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout is not None
+        yield child.stdout.readline()
+    finally:
+        child.kill()
+        child.communicate()
+
+
 class JavaRun:
     """One running program; ``events`` grows by each JSON line it prints."""
 
@@ -353,7 +373,7 @@ class JavaRun:
         """Its home is the folder of its ``log``, which gets its errors."""
         with log.open("wb") as errors:
             process = await asyncio.create_subprocess_exec(
-                *command,
+                *TIED, *command,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd=log.parent,
                 env={**os.environ, "HOME": str(log.parent)},
             )  # fmt: skip
@@ -461,7 +481,7 @@ class Admin:
         path = f"{classes}{os.pathsep}{lib}/*"
         with (place / "mqadmin.log").open("wb") as errors:
             self._child = subprocess.Popen(
-                ["java", *options, f"-Drocketmq.namesrv.addr={nameserver}", "-cp", path, "Admin"],
+                [*TIED, "java", *options, f"-Drocketmq.namesrv.addr={nameserver}", "-cp", path, "Admin"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd=place, text=True,
                 env={**os.environ, "ROCKETMQ_HOME": str(place), "NAMESRV_ADDR": nameserver},
             )  # fmt: skip

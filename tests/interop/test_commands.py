@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +16,7 @@ from click.testing import CliRunner
 
 from aiorocket.cli.main import cli
 from tests.cli.test_operate import FIELDS
-from tests.interop.peers import ROOT, Server, our_server
+from tests.interop.peers import Server, online, our_server
 from tests.interop.test_access import access_file, credentials, signed
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(400)]
@@ -229,13 +227,8 @@ def test_every_command(place: tuple[str, Server], tmp_path: Path) -> None:
 
     for step in BEFORE:
         tell(step)
-    online = subprocess.Popen([sys.executable, "-c", ONLINE, config], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    try:
-        assert online.stdout is not None
-        names |= json.loads(online.stdout.readline())
+    with online(ONLINE, config) as said:
+        names |= json.loads(said)
         for step in STORY:
             tell(step)
-    finally:
-        online.kill()
-        online.communicate()
     assert failed == [], "\n".join(failed)

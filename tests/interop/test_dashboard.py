@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from html import unescape
@@ -27,7 +25,7 @@ from aiorocket.dashboard.app import PAGES, application
 from aiorocket.dashboard.settings import DashboardConfig
 from aiorocket.dashboard.site import Site
 from aiorocket_protocol import DLQ_PREFIX
-from tests.interop.peers import HERE, ROOT, JavaClient, Server, ask, our_server
+from tests.interop.peers import HERE, JavaClient, Server, ask, online, our_server
 from tests.interop.test_mqadmin import ONLINE, fields
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
@@ -78,18 +76,14 @@ async def test_every_page_has_its_answer(jars: Path, tmp_path: Path) -> None:
         assert (
             ask(server.broker, CREATE_TOPIC, {**fields("orders"), "readQueueNums": "2", "writeQueueNums": "2"})[0] == 0
         )
-        command = [sys.executable, "-c", ONLINE, server.nameserver]
-        online = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        try:
-            assert online.stdout is not None
-            assert await asyncio.to_thread(online.stdout.readline) == "online\n"
+        with online(ONLINE, server.nameserver) as said:
+            assert said == "online\n"
             arguments = (server.nameserver, "orders", "online-group", "online-producer", "key-7")
-            run = await java.start(*arguments, program="Dashboard")
-            facts = await run.finish(limit=300)
-        finally:
-            await java.close()
-            online.kill()
-            online.communicate()
+            try:
+                run = await java.start(*arguments, program="Dashboard")
+                facts = await run.finish(limit=300)
+            finally:
+                await java.close()
     answers = {fact["page"]: fact["answer"] for fact in facts if fact["event"] == "page"}
     assert answers.pop("ops") == f"[{server.nameserver}]"
     assert answers == ANSWERS

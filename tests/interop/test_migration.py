@@ -6,8 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +20,7 @@ from aiorocket_protocol import TRACE_TOPIC
 from aiorocket_protocol.message_trace import TraceRecord, write_trace
 from tests.interop.conftest import USERS
 from tests.interop.migration import ROWS, Row
-from tests.interop.peers import FOR_ALL, ROOT, Admin, JavaClient, apache_server, ask, wait_for_statistics
+from tests.interop.peers import FOR_ALL, Admin, JavaClient, apache_server, ask, online, wait_for_statistics
 from tests.interop.test_mqadmin import ONLINE, fields
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
@@ -62,27 +60,21 @@ def cluster(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cl
             made = {**fields(topic), "readQueueNums": "2", "writeQueueNums": "2"}
             assert ask(server.broker, CREATE_TOPIC, made)[0] == 0
         until(lambda: ask(server.nameserver, 105, {"topic": "%RETRY%auditors"})[0] == 0)
-        command = [sys.executable, "-c", ONLINE, server.nameserver]
-        online = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        try:
-            assert online.stdout is not None and online.stdout.readline() == "online\n"
-            with Admin(jars, classes, place, server.nameserver) as mqadmin:
-                names = {
-                    "T": "orders", "N": "made-here", "G": "online-group", "O": "made-group", "A": "auditors",
-                    "P": "online-producer", "B": "broker-a", "W": "broker-a", "K": "key-7", "S": server.nameserver,
-                    "E": "made-user", "M": "1", "Q": "sent-here",
-                }  # fmt: skip
-                found = Cluster(mqadmin, server.nameserver, names, {"B": server.broker})
-                (one,) = until(lambda: found.ours("message key {T} {K}"))  # indexed
-                names |= {"I": one["offset_msg_id"], "U": one["msg_id"]}
-                names["C"] = found.ours("group members {G}")[0]["client_id"]
-                found.ours("group create {A}")
-                asyncio.run(traced(server.nameserver, one["msg_id"]))
-                until(lambda: found.ours("trace {U}"))
-                yield found._replace(theirs={"B": server.broker})
-        finally:
-            online.kill()
-            online.communicate()
+        with online(ONLINE, server.nameserver) as said, Admin(jars, classes, place, server.nameserver) as mqadmin:
+            assert said == "online\n"
+            names = {
+                "T": "orders", "N": "made-here", "G": "online-group", "O": "made-group", "A": "auditors",
+                "P": "online-producer", "B": "broker-a", "W": "broker-a", "K": "key-7", "S": server.nameserver,
+                "E": "made-user", "M": "1", "Q": "sent-here",
+            }  # fmt: skip
+            found = Cluster(mqadmin, server.nameserver, names, {"B": server.broker})
+            (one,) = until(lambda: found.ours("message key {T} {K}"))  # indexed
+            names |= {"I": one["offset_msg_id"], "U": one["msg_id"]}
+            names["C"] = found.ours("group members {G}")[0]["client_id"]
+            found.ours("group create {A}")
+            asyncio.run(traced(server.nameserver, one["msg_id"]))
+            until(lambda: found.ours("trace {U}"))
+            yield found._replace(theirs={"B": server.broker})
 
 
 async def traced(nameserver: str, msg_id: str) -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from tests.interop.peers import FOR_ALL, NEWEST, OLDER, ROOT, Admin, JavaClient, Server, ask, fetch_jars, our_server
+from tests.interop.peers import FOR_ALL, NEWEST, OLDER, Admin, JavaClient, Server, ask, fetch_jars, online, our_server
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
 
@@ -61,15 +59,9 @@ def setting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     (place / "groups.json").write_text(json.dumps([{"groupName": "listed-group", "retryMaxTimes": 3}]))
     with our_server(place / "server") as server:
         assert ask(server.broker, 17, {**fields("orders"), "readQueueNums": "2", "writeQueueNums": "2"})[0] == 0
-        command = [sys.executable, "-c", ONLINE, server.nameserver]
-        online = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        try:
-            assert online.stdout is not None and online.stdout.readline() == "online\n"
-            with Admin(lib, classes, place, server.nameserver) as admin:
-                yield Setting(request.param, server, admin, place, place / "server" / "broker.log")
-        finally:
-            online.kill()
-            online.communicate()
+        with online(ONLINE, server.nameserver) as said, Admin(lib, classes, place, server.nameserver) as admin:
+            assert said == "online\n"
+            yield Setting(request.param, server, admin, place, place / "server" / "broker.log")
 
 
 def topic(name: str) -> dict[str, object]:

@@ -16,7 +16,7 @@ import pytest
 from aiorocket import Consumer, Message
 from aiorocket.client.sending.transaction import TransactionProducer
 from aiorocket.model import TxState
-from tests.interop.peers import BRIEF, JVM_OPTIONS, Server, ask, inside
+from tests.interop.peers import BRIEF, JVM_OPTIONS, TIED, Server, ask, inside
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(400)]
 
@@ -42,7 +42,7 @@ async def facts(jars: Path, server: Server, place: Path, topic: str) -> list[dic
     )
     with (place / "java.log").open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
-            "java", *JVM_OPTIONS, "-Xmx256m", *BRIEF, *inside(place), "-cp", f"{place}{os.pathsep}{jars}/*",
+            *TIED, "java", *JVM_OPTIONS, "-Xmx256m", *BRIEF, *inside(place), "-cp", f"{place}{os.pathsep}{jars}/*",
             "Transactions", server.nameserver, topic, f"{topic}-requests",
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, cwd=place,
         )  # fmt: skip
