@@ -2,15 +2,14 @@
 
 The hot path of the system runs through ``buffer_updated``, ``request`` and ``reply``; what they avoid is measured: a
 task per request (1.35-2x), a write per frame (2.2-3.1x), fresh read buffers (6-9x on pull answers), a timer per request
-(10x a deque append). It is longer than other modules because the way of a frame through a connection should be read in
-one place.
+(10x a deque append). It is longer than other modules: the way of a frame should be read in one place.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import call
 from typing import Any, cast
 
@@ -50,13 +49,11 @@ LARGE = 4096
 MAX_OPAQUE = 0x7FFF_FFFF
 #: Parts after which a loop turn's write goes out early: with a window of hundreds the peer can then begin with the
 #: first part of it while the rest is still being made, instead of both sides waiting for each other in turns.
-BURST = 64
-BURST_BYTES = 96 << 10
-#: What a server works off for one connection in one loop turn; the rest waits for the next, behind everybody else's
-#: turn. Without a bound a peer that is acknowledged early refills the read buffer while it is worked off: 1,664
-#: requests of one connection in a turn of 336 ms were seen.
-_TURN = 64
-_TURN_BYTES = 128 << 10
+BURST, BURST_BYTES = 64, 96 << 10
+#: What a server works off for one connection in one loop turn, and the seconds after which it begins no more; the rest
+#: waits for the next, behind everybody else's turn. Without a bound a peer that is acknowledged early refills the read
+#: buffer while it is worked off: 1,664 requests of one connection in a turn of 336 ms were seen.
+_TURN, _TURN_BYTES, _TURN_TIME = 64, 128 << 10, 0.01
 #: A client's: what it gets are answers, a tenth of the work.
 _CLIENT_TURN = 1024
 _TYPES = {"auto": JSON, "json": JSON, "rocketmq": ROCKETMQ, "msgpack": MSGPACK}
@@ -109,11 +106,9 @@ class Connection(asyncio.BufferedProtocol):
         self.plain: Plain | None = None
         #: Owner of tasks started for this connection (handlers that await).
         self.tasks = tasks
-        self.peer = "?"
-        self.local = "?"
+        self.peer = self.local = "?"
         self.peer_host = bytes(8)
-        self.closed = False
-        self.close_reason = ""
+        self.closed, self.close_reason = False, ""
         #: The end was the peer's fault (bytes that are no frame, half a frame, not reading): worth a line in the log.
         self.misbehaved = False
         self.data: dict[str, Any] = {}
@@ -153,9 +148,7 @@ class Connection(asyncio.BufferedProtocol):
         self._ended: asyncio.Future[None] = loop.create_future()
         # What sweep() compares with: see there.
         self._heard = True
-        self._frames = 0
-        self._frames_mark = -1
-        self._write_mark = 0
+        self._frames, self._write_mark, self._frames_mark = 0, 0, -1
         self._since_quiet = self._since_partial = self._since_stalled = 0.0
         self._heard_at = self._suspect_since = 0.0
 
@@ -368,7 +361,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _handle(self, frames: list[Frame]) -> None:
         limit, high_water = self.config.max_in_flight, self.config.write_high_water
-        plain = self.plain
+        plain, until = self.plain, self._loop.time() + _TURN_TIME
         frames.reverse()
         while frames:
             if plain is None or not plain(self, frames):
@@ -395,10 +388,14 @@ class Connection(asyncio.BufferedProtocol):
                     continue
                 self._flush()
                 if self._in_flight >= limit or self._paused_writing:
-                    self._held_frames.extendleft(frames)
                     self._blocked = True
-                    self._hold()
+                    self._hold(frames)
                     return
+            if frames and not self._is_client and self._loop.time() > until:
+                if not self._held:  # else _work() goes on
+                    self._loop.call_soon(self._go_on)
+                self._hold(frames)
+                return
 
     def _peer_type_changed(self, kind: int) -> None:
         self._peer_type = kind
@@ -414,8 +411,9 @@ class Connection(asyncio.BufferedProtocol):
             )
             self.close(str(self._fault))
 
-    def _hold(self) -> None:
+    def _hold(self, frames: Iterable[Frame] = ()) -> None:
         """Read and begin nothing more: the rest of a turn goes on in the next, above max_in_flight answers let it."""
+        self._held_frames.extendleft(frames)
         if not self._held and self._transport is not None:
             self._held = True
             self._transport.pause_reading()

@@ -29,6 +29,8 @@ class Server:
 
     def __init__(self, sim: Simulation, **config: Any) -> None:
         self.loop = sim.loop
+        #: Seconds that each request takes.
+        self.cost = 0.0
         self.turn = 0
         self.served: list[tuple[Connection, int, int, int]] = []
         self.parked: list[tuple[Connection, RemotingCommand]] = []
@@ -57,6 +59,7 @@ class Server:
             self._counting = True
             self.loop.call_soon(self.next_turn)
         self.served.append((connection, self.turn, request.opaque, len(request.body)))
+        self.loop.block(self.cost)
 
     def next_turn(self) -> None:
         self._counting = False
@@ -203,6 +206,24 @@ def test_every_request_is_served_once_and_in_order_whatever_holds_the_connection
         writer.transport.abort()
 
     scene(main, seed, max_in_flight=20, write_high_water=20_000)
+
+
+@pytest.mark.parametrize("flag", [0, 2])
+@pytest.mark.parametrize("count", [20, 200])
+def test_of_requests_that_take_long_few_are_begun_in_a_turn(count: int, flag: int) -> None:
+    """64 searches by time held the loop for 55 to 75 ms, sends back of large messages for much longer."""
+
+    async def main(sim: Simulation, server: Server) -> None:
+        server.cost = 0.004
+        reader, writer = await connect(server)
+        writer.write(requests(count, flag=flag) + requests(1, first=count))
+        while b'"opaque":%d,' % count not in await reader.read(1 << 16):
+            pass
+        assert server.numbers() == list(range(count + 1))
+        assert max(Counter(turn for _, turn, _, _ in server.served).values()) == 3
+        writer.close()
+
+    scene(main)
 
 
 @pytest.mark.parametrize("end", ["half close", "close"])
