@@ -499,6 +499,29 @@ async def test_locks_of_many_queues_are_one_in_a_turn_and_given_back_behind_it(
     assert {task.result().code for task in serving} == {0}
 
 
+async def test_of_many_queues_few_are_locked_in_a_turn(
+    broker: Broker, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first 10,000 of a group that held 190,000 took 62 ms."""
+    await peer.create_topic("wide", queues=2_000)
+    locked, lock = [0], LockTable.lock
+
+    def counted(table: LockTable, group: str, client: str, queues: list[QueueKey], now: float) -> bool:
+        locked[-1] += len(queues)
+        return lock(table, group, client, queues, now)
+
+    monkeypatch.setattr(LockTable, "lock", counted)
+    (connection,) = broker.server.connections
+    queues = [MessageQueue("wide", broker.config.name, number) for number in range(1_990)]
+    body = encode_body(LockBatchBody("g", "c", [*queues, MessageQueue("none", broker.config.name, 0)]), JSON)
+    serving: Any = broker.server.processors.handler(41)(connection, RemotingCommand.request(41, body=body))
+    task = asyncio.ensure_future(serving)
+    while not task.done():
+        await asyncio.sleep(0)
+        locked.append(0)
+    assert len(decode_plain(task.result().body, JSON)["lockOKMQSet"]) == sum(locked) == 1_990 and max(locked) <= 500
+
+
 async def test_a_short_unlock_does_not_overtake_the_long_lock_of_its_turn(broker: Broker, peer: Peer) -> None:
     """What it gave back was locked behind it, until the lease was over; and a lock went before what it was to renew."""
     await peer.create_topic("wide", queues=2_000)

@@ -42,7 +42,7 @@ _log = logging.getLogger("aiorocket.broker")
 
 #: Queues one request may name.
 MAX_QUEUES = 10_000
-#: Bytes of a request that is read at once, and queues of an answer.
+#: Bytes of a request that is read at once, and queues that are locked or answered.
 _AT_ONCE, _FEW = 64 << 10, 500
 #: In the data of a connection that a request of many queues came on.
 _IN_LINE = "locks"
@@ -91,31 +91,40 @@ class LockHandlers:
         """Code 41: renew what the client holds, take what is free; answers what it holds then."""
         if (line := _line(connection, command)) is not None:
             return self._lock_behind(line, connection, command)
-        return self._lock(connection, command, whole(_reading(command)))
+        return whole(self._lock(connection, command))
 
     async def _lock_behind(
         self, line: asyncio.Lock, connection: Connection, command: RemotingCommand
     ) -> RemotingCommand:
         async with line, self._one_long:
             await asyncio.sleep(0)
-            answer = self._lock(connection, command, await in_turns(_reading(command)))
+            answer = await in_turns(self._lock(connection, command))
         return await answer if isinstance(answer, Awaitable) else answer
 
     def _lock(
-        self, connection: Connection, command: RemotingCommand, request: tuple[str, str, list[QueueKey]] | Refusal
-    ) -> RemotingCommand | Coroutine[Any, Any, RemotingCommand]:
+        self, connection: Connection, command: RemotingCommand
+    ) -> Generator[None, None, RemotingCommand | Coroutine[Any, Any, RemotingCommand]]:
+        """Some queues in a turn."""
+        request = yield from _reading(command)
         if isinstance(request, Refusal):
             return refuse(request)
         group, client, queues = request
         if (refusal := self._consumers.refusal(group, connection, client)) is not None:
             return refuse(refusal)
-        queues = [queue for queue in queues if self._exists(queue)]
-        request = group, client, queues
-        now = self._loop.time()
-        waits = self._table.lock(group, client, queues, now)
-        # Of who holds nothing nothing can be freed; and anybody could ask under one name after another.
-        if waits or any(self._table.owner(group, queue) == client for queue in queues):
-            self._heard(connection, group, client, now)
+        waits, existing = False, list[QueueKey]()
+        for at in range(0, len(queues), _FEW):
+            if at:
+                yield
+            if connection.closed:  # meanwhile: nobody would know that they are held
+                return RemotingCommand.response()
+            now = self._loop.time()
+            some = [queue for queue in queues[at : at + _FEW] if self._exists(queue)]
+            existing += some
+            waits = self._table.lock(group, client, some, now) or waits
+            # Of who holds nothing nothing can be freed; and anybody could ask under one name after another.
+            if waits or any(self._table.owner(group, queue) == client for queue in some):
+                self._heard(connection, group, client, now)
+        request = group, client, existing
         if waits:
             return self._when_recorded(connection, command, request)
         return self._answered(connection, command, request, "")
