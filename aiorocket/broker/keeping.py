@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 
 from aiorocket.broker.core.tables import Tables
@@ -15,8 +17,15 @@ __all__ = ("RESERVE_TIME", "keep", "needed", "reserved")
 RESERVE_TIME = "reserve.time"
 
 
-def keep(retention: Retention, tables: Tables, cluster: str) -> None:
-    """Have the store keep what these say, from now on."""
+def keep(retention: Retention, tables: Tables, cluster: str, save_sent: Callable[[], Awaitable[None]]) -> None:
+    """Have the store keep what these say, from now on, and nothing go before ``save_sent`` has ended, or failed: a
+    start learns from the log which messages of idempotent producers were stored since the last save."""
+
+    async def before() -> None:
+        with suppress(OSError):  # it is logged; where the disk is full, room comes first
+            await save_sent()
+
+    retention.before = before
     retention.rules = lambda: tables.settings.config.store
     retention.reserved = partial(reserved, tables)
     retention.needed = partial(needed, tables, cluster)

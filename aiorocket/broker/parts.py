@@ -88,7 +88,7 @@ class Parts:
             permission=lambda: tables.settings.config.permission,
             security=security,
         )
-        keep(store.retention, tables, config.cluster)
+        keep(store.retention, tables, config.cluster, lambda: state.save("sent"))
         self.delivery = DelayDelivery(loop, env.clock, tables.delays, tables.topics, store)
         self.timers = TimerDelivery(loop, env.clock, tables.timers, tables.topics, store)
         self.checks = TransactionChecks(

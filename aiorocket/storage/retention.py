@@ -42,12 +42,16 @@ _HOUR = 3_600_000
 _LOG = logging.getLogger("aiorocket.storage")
 
 
+async def _nothing() -> None:
+    pass
+
+
 class Retention:
     """``save`` makes the queues' new bounds durable and tells whether it did.
 
     The broker sets ``rules`` (what is old now; that of the configuration unless somebody changes it), ``reserved``
-    (hours that a topic keeps its messages, None for the store's own) and ``needed`` (the first offset of each queue
-    that somebody still waits for).
+    (hours that a topic keeps its messages, None for the store's own), ``needed`` (the first offset of each queue that
+    somebody still waits for) and ``before`` (what is to be durable before anything goes; raises nothing).
     """
 
     def __init__(
@@ -84,6 +88,7 @@ class Retention:
         self.rules: Callable[[], StoreConfig] = lambda: config
         self.reserved: Callable[[str], float | None] = lambda topic: None
         self.needed: Callable[[], Mapping[tuple[str, int], int]] = dict
+        self.before: Callable[[], Awaitable[None]] = _nothing
 
     def arm(self) -> None:
         """Look at what is old in a while, as long as there is a segment that could go."""
@@ -186,6 +191,7 @@ class Retention:
         doomed = [segment for segment in log.segments[:-1] if segment.end <= upto]
         if not floors and not doomed:
             return 0
+        await self.before()
         del log.segments[: len(doomed)]
         if not await self._save():
             log.segments[:0] = doomed

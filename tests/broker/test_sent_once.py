@@ -286,6 +286,44 @@ def test_much_that_others_send_before_a_kill_hides_nothing(monkeypatch: pytest.M
     simulate(main)
 
 
+@pytest.mark.parametrize("full", [False, True])
+def test_what_retention_took_before_it_was_saved_is_not_stored_again_after_a_kill(full: bool) -> None:
+    """On a disk that is too full it takes what came seconds ago. A save that fails does not keep it from that."""
+
+    async def main(sim: Simulation) -> None:
+        disk = sim.disk()
+        env = sim.env(disk=disk)
+        settings = config(store=replace(SMALL, max_log_bytes=64 * 1024))
+        host, broker = await started(sim, env, settings)
+        peer = SimPeer(sim, broker.address)
+        await send(peer, "another")
+        await asyncio.sleep(6)  # it is saved
+        assert (await send(peer, "mine")).code == 0
+        for _ in range(4):
+            await peer.send(bytes(40_000))
+        if full:
+            assert broker.parts is not None
+
+            async def fails(name: str) -> None:
+                raise OSError(28, f"no space left for {name}")
+
+            broker.parts._state.save = fails  # type: ignore[assignment,method-assign]
+        assert await host.run(broker.store.retention.sweep()) > 0
+        assert broker.store.min_offset("T", 0) > 1
+        await peer.close()
+        host.kill(power_cut=False)
+        disk.process_died()
+        host, broker = await started(sim, env, settings)
+        peer = SimPeer(sim, broker.address)
+        end = broker.store.max_offset("T", 0)
+        assert (await send(peer, "mine")).code == 0
+        assert broker.store.max_offset("T", 0) == end + full
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
 def test_what_others_send_for_long_makes_no_start_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """The record is saved again when the log has grown by much, also when nobody was idempotent meanwhile."""
     monkeypatch.setattr("aiorocket.broker.core.sent_once._MUCH", 4096)
