@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterable, Mapping
 from contextlib import closing, nullcontext
 from importlib import import_module
@@ -9,7 +10,7 @@ from pathlib import Path
 from shutil import copy
 from traceback import format_exception
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pytest
@@ -32,12 +33,15 @@ from aiorocket.spark.steps import (
 )
 from aiorocket.spark.steps import archive as archive_step
 from aiorocket.spark.steps.archives import archive_run, direct
+from aiorocket.spark.steps.files.folder import Folder
 from aiorocket.spark.steps.files.hours import _hours
+from aiorocket.spark.steps.files.iceberg_catalog import open_catalog
 from aiorocket.spark.steps.files.last_rows import LastRow, last_rows
 from aiorocket.spark.steps.files.manifest import LAST_HOUR, partition_folder
 from aiorocket.spark.steps.rows import with_hours
 from tests.spark.lakes import NOON, CrashError, add, crash_at, make
 from tests.spark.producing import create_topic, send
+from tests.spark.test_iceberg import configure
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -264,6 +268,26 @@ def test_an_iceberg_table_has_each_row_once_through_crashes(lake: Lake) -> None:
         ]
         counts = [table.scan(snapshot_id=each.snapshot_id).count() for each in table.history()]
         assert counts == sorted(counts) and counts[0] == 20 and counts[-1] == 60
+
+
+@pytest.mark.usefixtures("pyiceberg")
+@pytest.mark.parametrize("refused", ["iceberg_tables", "iceberg_namespace_properties"])
+@pytest.mark.parametrize("there", [True, False])
+def test_an_archive_whose_table_is_refused_leaves_nothing(
+    nameserver: str, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str, there: bool
+) -> None:
+    create_topic(nameserver, topic)
+    path, nobody = tmp_path / "lake", cast(Any, None)  # it does not come to need a session
+    configure(monkeypatch, tmp_path / "catalog.db")
+    open_catalog(Folder(str(path))).close()
+    with closing(sqlite3.connect(tmp_path / "catalog.db")) as catalog:
+        catalog.execute(f"CREATE TRIGGER t BEFORE INSERT ON {refused} BEGIN SELECT raise(ABORT, 'not for you'); END")
+    if there:
+        (path / "data").mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(RocketError, match=r"catalog\.db: .* Nothing is lost"):
+        archive_step(nobody, str(path), nameserver, topic, mode="direct", format="iceberg")
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.spark_long

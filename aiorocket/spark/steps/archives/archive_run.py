@@ -3,7 +3,7 @@ what is said of it in the end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -22,13 +22,15 @@ from aiorocket.spark.bridge import client as shared_client
 from aiorocket.spark.columns import selected_columns
 from aiorocket.spark.options import OffsetSpec, SourceOptions
 from aiorocket.spark.positions import starting_offsets
-from aiorocket.spark.steps.files.claims import Claim, claim
-from aiorocket.spark.steps.files.delta import import_deltalake, sync_delta
+from aiorocket.spark.steps.files.claims import Claim, claim, leave_nothing
+from aiorocket.spark.steps.files.delta import sync_delta
 from aiorocket.spark.steps.files.folder import Folder
 from aiorocket.spark.steps.files.iceberg import sync_iceberg
-from aiorocket.spark.steps.files.iceberg_catalog import open_catalog
+from aiorocket.spark.steps.files.iceberg_catalog import FILE, NOTE
 from aiorocket.spark.steps.files.last_rows import last_rows, stored_at
 from aiorocket.spark.steps.files.manifest import (
+    ABOUT,
+    DATA,
     STAGING,
     Archive,
     ArchiveConflictError,
@@ -88,7 +90,7 @@ class Run:
         if not self.options.decompress:
             raise UsageError("decompress=false: an archive holds bodies as they were sent, leave the option out")
         filtered = bool(self.options.tags or self.options.sql_filter)
-        self._path, self._format = path, format
+        self._path = path
         self._create = partial(Archive.create, path, format=format, columns=columns, filtered=filtered)
         self._folder = Folder(path)
         self.archive: Archive
@@ -106,19 +108,31 @@ class Run:
         if not Archive.there(self._path):
             if Table.there(self._path) is not None:
                 raise UsageError(f"{self._path} is the table of a step: an archive needs a folder of its own")
-            # What cannot be read begins no archive, nor does one whose table cannot be made.
-            call(_look, self.options, {})
-            if self._format == "iceberg":
-                open_catalog(self._folder).close()
-            elif self._format == "delta":
-                import_deltalake()
+            call(_look, self.options, {})  # what cannot be read begins no archive
+        there = {name for name in (FILE, DATA, "") if self._folder.exists(name)}
         told = waiting("archive", self._on_progress)
         with claim(self._folder, "archive", stop=stop or (lambda: False), told=told) as self._claim:
-            self.archive = self._create()
-            self.before = self.snapshot = self.archive.snapshot()
-            self._tidy()
-            self.sync()
+            begins = not Archive.there(self._path)
+            try:
+                self.archive = self._create()
+                self.before = self.snapshot = self.archive.snapshot()
+                self._tidy()
+                self.sync()
+            except Exception:
+                if begins:
+                    self._undo(there)
+                raise
             yield
+
+    def _undo(self, there: Collection[str]) -> None:
+        """Of an archive whose table could not be made nothing stays but what was ``there``: it would be one of this
+        format for good."""
+        if self._folder.exists(NOTE):
+            return  # it was made
+        for name in {ABOUT, FILE}.difference(there):
+            self._folder.remove(name)
+        leave_nothing(self._folder, "archive")
+        self._folder.prune(*(name for name in (DATA, "") if name not in there))
 
     def _tidy(self) -> None:
         """Removes what crashed runs left in ``_staging``: of batches that are in the archive, or that come next."""

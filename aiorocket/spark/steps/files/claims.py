@@ -27,7 +27,7 @@ from aiorocket.spark.steps.files import owners
 from aiorocket.spark.steps.files.folder import Folder
 from aiorocket.spark.steps.files.manifest import ArchiveConflictError
 
-__all__ = ("Claim", "ClaimStoppedError", "Pace", "claim")
+__all__ = ("Claim", "ClaimStoppedError", "Pace", "claim", "leave_nothing")
 
 _CLAIMS = "_claims"
 #: Seconds: between two renewals; how long an owner trusts the last one; from what age on others take a claim away.
@@ -99,6 +99,18 @@ def claim(
         taken.release()
 
 
+def leave_nothing(folder: Folder, name: str) -> None:
+    """Removes the file, and the folder if that is all, by which claims of ``name`` lock a disk, and which stay behind
+    them. For whoever holds the claim."""
+    if folder.local:
+        folder.remove(_lock_of(quote(name, safe="")))
+        folder.prune(_CLAIMS)
+
+
+def _lock_of(name: str) -> str:
+    return f"{_CLAIMS}/{name}.lock"
+
+
 def _refused(folder: Folder, name: str, by: str) -> ArchiveConflictError:
     return ArchiveConflictError(
         f"{folder.location}: another run is at work here ({by}; {name.rpartition('/')[2]}): nothing was changed. "
@@ -107,7 +119,7 @@ def _refused(folder: Folder, name: str, by: str) -> ArchiveConflictError:
 
 
 class _Locked:
-    """A lock on a file, which stays: to remove it would let two runs lock two files of one name."""
+    """A lock on a file, which stays."""
 
     def __init__(self, file: int, unlock: Callable[[], object]) -> None:
         self._file = file
@@ -121,17 +133,24 @@ class _Locked:
             import fcntl
         except ImportError:  # Windows
             return None
-        folder.make(_CLAIMS)
-        file = os.open(folder.full(f"{_CLAIMS}/{name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            by = owners.named(os.pread(file, 1000, 0))
+        path = folder.full(_lock_of(name))
+        while True:
+            folder.make(_CLAIMS)
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                by = owners.named(os.pread(file, 1000, 0))
+                os.close(file)
+                raise _refused(folder, name, by) from None
+            except OSError:
+                os.close(file)
+                return None
+            # One that its owner removed meanwhile: others lock the next of this name.
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file), os.stat(path)):
+                    break
             os.close(file)
-            raise _refused(folder, name, by) from None
-        except OSError:
-            os.close(file)
-            return None
         with suppress(OSError):  # a full disk: then it does not say who
             os.ftruncate(file, os.pwrite(file, owners.own(), 0))  # in this order: who reads now reads something
         return cls(file, partial(fcntl.flock, file, fcntl.LOCK_UN))

@@ -195,6 +195,12 @@ class Folder:
         if self.exists(name):
             self._fs.delete_dir(self.full(name))
 
+    def prune(self, *names: str) -> None:
+        """Removes those of these folders that are empty; in an object store a folder is nothing by itself."""
+        for name in names if self._local else ():
+            with suppress(OSError):
+                os.rmdir(self.full(name))
+
     def _settle(self, folders: set[str]) -> None:
         """Syncs folders and all above them: a new one counts when its parent knows it."""
         paths = [each.split("/") for each in folders]

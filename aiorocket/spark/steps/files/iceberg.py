@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ("expire_iceberg", "iceberg_table", "sync_iceberg")
 
 _GENERATION = "aiorocket.generation"
+_METADATA = f"{DATA}/metadata"
 
 
 def iceberg_table(archive: Archive) -> Any:
@@ -56,7 +57,7 @@ def expire_iceberg(archive: Archive, snapshot: Snapshot, before_ms: int) -> None
 
     def expire(table: Any) -> None:
         forget(table, before_ms, lambda each: _generation(each) < whole)
-        sweep(archive.folder, f"{DATA}/metadata", table)
+        sweep(archive.folder, _METADATA, table)
 
     tried(iceberg_table(archive), expire)
 
@@ -88,5 +89,11 @@ def _commit(archive: Archive, snapshot: Snapshot, table: Any) -> int | None:
 
 def _create(archive: Archive, catalog: Any, name: str) -> Any:
     properties = {ID: archive.id, COMMIT: "-1", _GENERATION: "0"}
-    location = address_of(archive.folder, DATA)
-    return create_table(catalog, name, table_schema(archive.columns), location, properties, PARTITIONS)
+    location, schema = address_of(archive.folder, DATA), table_schema(archive.columns)
+    bare = not archive.folder.exists(_METADATA)
+    try:
+        return create_table(catalog, name, schema, location, properties, PARTITIONS)
+    except Exception:
+        if bare and not catalog.table_exists(name):  # pyiceberg writes, then tells the catalogue
+            archive.folder.remove_tree(_METADATA)
+        raise

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = (
     "COMMIT",
+    "FILE",
     "ID",
+    "NOTE",
     "address_of",
     "change_files",
     "create_table",
@@ -36,7 +38,9 @@ __all__ = (
 
 #: The catalogue's name in pyiceberg's own configuration; without one it is a file in the folder.
 CATALOG = "aiorocket"
-_FILE = "_iceberg.db"
+FILE = "_iceberg.db"
+#: Says which table a folder has.
+NOTE = "_iceberg.json"
 _NAMESPACE = "lake"
 #: Properties of a table: whose it is, and how far.
 ID, COMMIT = "aiorocket.archive", "aiorocket.commit"
@@ -66,7 +70,7 @@ def open_table(folder: Folder, owner: str, location: str, create: Callable[[Any,
     catalog = open_catalog(folder)
     from pyiceberg.exceptions import NoSuchTableError
 
-    note = f"_iceberg_{part}.json" if part else "_iceberg.json"
+    note = f"_iceberg_{part}.json" if part else NOTE
     try:
         try:
             noted = folder.json(note)
@@ -87,7 +91,7 @@ def open_table(folder: Folder, owner: str, location: str, create: Callable[[Any,
             why = f"has its files at {noted['location']}, of which this is a copy, or it was moved"
         raise UsageError(
             f"{folder.location}: its Iceberg table {name} {why}. For a new table of all rows remove {note} and, "
-            f"if there is one, {_FILE} from the folder"
+            f"if there is one, {FILE} from the folder"
         )
     except BaseException:
         catalog.close()
@@ -282,7 +286,7 @@ def open_catalog(folder: Folder) -> Any:
             "~/.pyiceberg.yaml"
         )
     folder.make("")
-    uri = URL.create("sqlite", database=folder.full(_FILE)).render_as_string()
+    uri = URL.create("sqlite", database=folder.full(FILE)).render_as_string()
     return _loaded({"type": "sql", "uri": uri, "warehouse": address_of(folder, "")})
 
 

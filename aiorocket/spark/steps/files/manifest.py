@@ -39,7 +39,7 @@ __all__ = (
 DATA, MANIFEST, STAGING, CHECKPOINT = "data", "_manifest", "_staging", "_checkpoint"
 #: Columns of a table that are in the names of folders.
 PARTITIONS = ("topic", "dt", "hour")
-_ABOUT = "_archive.json"
+ABOUT = "_archive.json"
 _FORMAT_VERSION = 1
 _COMPACT = "compact-"
 #: A reader that meets a compaction's clean-up lists again.
@@ -274,7 +274,7 @@ class Archive:
 
     @staticmethod
     def there(path: str) -> bool:
-        return Folder(path).exists(_ABOUT)
+        return Folder(path).exists(ABOUT)
 
     @classmethod
     def open(cls, path: str) -> Archive:
@@ -289,9 +289,9 @@ class Archive:
             return cls(folder, about)
 
         try:
-            found: Archive = folder.json(_ABOUT, known)
+            found: Archive = folder.json(ABOUT, known)
         except FileNotFoundError:
-            raise UsageError(f"no archive at {path}: {folder.uri(_ABOUT)} does not exist") from None
+            raise UsageError(f"no archive at {path}: {folder.uri(ABOUT)} does not exist") from None
         return found
 
     @classmethod
@@ -303,7 +303,7 @@ class Archive:
             "filtered": filtered, "created_ms": WallClock().wall_ms(),
         }  # fmt: skip
         try:
-            folder.create(_ABOUT, _encode(about))
+            folder.create(ABOUT, _encode(about))
         except FileExistsError:
             there = cls.open(path)
             for name, asked in (("format", format), ("columns", tuple(columns)), ("filtered", filtered)):
