@@ -109,6 +109,10 @@ def test_help_loads_no_spark_and_no_arrow(aiorocket: Any) -> None:
             "--from latest and --option startingOffsets= both say",
         ),
         ("archive t x --from 2025-03-01 -o startingTimestamp=5", "--option startingTimestamp= both say where to begin"),
+        (
+            "archive t x --mode spark --max-rows 9 -o maxoffsetspertrigger=5",
+            "--max-rows 9 and --option maxOffsetsPerTrigger= both say how large a batch may be: give one",
+        ),
         ("verify x --html no/such/page.html", "there is no folder "),
         ("verify x --html .", "is a directory"),
         ("windows --topic t --plots /dev/null/x", "--plots='/dev/null/x': /dev/null is no directory"),

@@ -458,6 +458,7 @@ def test_following_goes_on_until_it_is_stopped(lake: Lake, mode: str) -> None:
         ({"mode": "fast"}, "mode is 'spark' or 'direct'"),
         ({"format": "orc"}, "format 'parquet', 'delta' or 'iceberg'"),
         ({"max_rows": 0}, "max_rows=0"),
+        ({"max_rows": 9, "maxOffsetsPerTrigger": 5}, "max_rows=9 and maxOffsetsPerTrigger=5 both say how large"),
         ({"endingOffsets": "latest", "mode": "direct"}, "a stream has no end"),
         ({"startingOfsets": "earliest"}, "startingOffsets"),
     ],
@@ -465,3 +466,14 @@ def test_following_goes_on_until_it_is_stopped(lake: Lake, mode: str) -> None:
 def test_what_cannot_be_is_refused(lake: Lake, options: dict[str, Any], text: str) -> None:
     with pytest.raises(UsageError, match=text):
         lake.archive(**options)
+
+
+def test_the_sources_own_option_bounds_a_batch_too(tmp_path: Path) -> None:
+    """Direct mode passed over it."""
+    nobody: Any = None
+
+    def most(max_rows: int | None, **more: str) -> int:
+        text = {"nameServer": "none:1", "topic": "t", **more}
+        return archive_run.Run(nobody, str(tmp_path), text, "parquet", max_rows, None, None).max_rows
+
+    assert [most(None, maxOffsetsPerTrigger="5"), most(9), most(None)] == [5, 9, 2_000_000]

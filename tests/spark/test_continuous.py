@@ -218,6 +218,10 @@ def test_a_file_that_is_not_there_is_named_once(tmp_path: Path) -> None:
         (lambda text: text.replace("1 hour", "0 hours"), "windows.every='0 hours': a number and a unit, .*; 1 or more"),
         (lambda text: text.replace('["topic"]', '["topics"]'), "windows.by='topics' is none of topic, "),
         (lambda text: text.replace('["topic"]', '["topic"]\ntime = "born"'), "windows.time='born' is none of"),
+        (
+            lambda text: text.replace("[options]", "[options]\nMaxOffsetsPerTrigger = '5'"),
+            "options.maxOffsetsPerTrigger: max_rows = 500000 says",
+        ),
         (lambda text: text.replace('["topic"]', '["tag", "key"]'), None),
         (lambda text: text.replace('["topic"]', '["key"]\nkey = "upper(tags)"'), None),
     ],

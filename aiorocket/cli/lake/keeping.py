@@ -65,15 +65,13 @@ _WORDS = ("earliest", "latest", "group")
     metavar="SECONDS",
     help="With --follow: how often to write what has come.",
 )
-@click.option(
-    "--max-rows", type=click.IntRange(1), default=2_000_000, show_default=True, metavar="N", help="Rows in one batch."
-)
+@click.option("--max-rows", type=click.IntRange(1), show_default="2000000", metavar="N", help="Rows in one batch.")
 @source_option
 @spark_options
 @report_options
 def archive(
     topic: str, path: str, name_server: str, mode: str, format: str, start: str | None, follow: bool, interval: float,
-    max_rows: int, options: dict[str, str], master: str, conf: dict[str, str], as_json: bool,
+    max_rows: int | None, options: dict[str, str], master: str, conf: dict[str, str], as_json: bool,
 ) -> None:  # fmt: skip
     """Archive TOPIC (several with commas between) to PATH, by topic and hour, each row once.
 
@@ -84,6 +82,10 @@ def archive(
         for name in options:
             if name.startswith("starting") and name != "startingOffsetsByTimestampStrategy":
                 raise click.UsageError(f"--from {start} and --option {name}= both say where to begin: give one")
+    if max_rows is not None and "maxOffsetsPerTrigger" in options:
+        raise click.UsageError(
+            f"--max-rows {max_rows} and --option maxOffsetsPerTrigger= both say how large a batch may be: give one"
+        )
     options = {**_starting(start), **with_environment(options)}
     check_extras()
     with told_in_a_line():

@@ -147,6 +147,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         text = {**(options or {}), **self.options, "nameServer": name_server, "topic": self.topic}
         source = SourceOptions.parse(text)
         source.for_stream()
+        if source.max_offsets_per_trigger is not None:
+            raise UsageError(f"options.maxOffsetsPerTrigger: max_rows = {self.max_rows} says how large a batch may be")
         if self.windows is not None:
             try:
                 check_windows(selected_columns(source), **_arguments(self.windows))

@@ -55,7 +55,7 @@ def archive(
     *,
     mode: Literal["spark", "direct"] = "spark",
     format: Literal["parquet", "delta", "iceberg"] = "parquet",
-    max_rows: int = 2_000_000,
+    max_rows: int | None = None,
     follow: bool = False,
     interval: float = 10.0,
     stop: Callable[[], bool] | None = None,
@@ -66,7 +66,8 @@ def archive(
     """Archives ``topic`` (several with commas between) to ``path``, from where the archive ends, or begins.
 
     Returns when all that the topic held at the start is archived; with ``follow`` when ``stop`` says so, or at Ctrl-C,
-    looking for more every ``interval`` seconds. ``max_rows`` bounds one batch. ``options`` are those of the source:
+    looking for more every ``interval`` seconds. ``max_rows`` bounds one batch (2,000,000 unless given), or the option
+    ``maxOffsetsPerTrigger`` does. ``options`` are those of the source:
     ``startingOffsets`` (earliest unless given) is for queues that are not in the archive yet, ``columns`` for the
     columns to keep, ``topicPattern`` or ``assign`` for what to read in place of ``topic``; ``tags`` and ``sqlFilter``
     make an archive of a selection. ``on_step`` is called between the steps of a batch ("written", "moved", "published",
@@ -77,7 +78,7 @@ def archive(
     here, ClaimStoppedError when ``stop`` ended the wait for the claim of one that died; DataLossError when messages
     that were not archived are gone; UsageError for options that cannot be.
     """
-    if max_rows < 1:
+    if max_rows is not None and max_rows < 1:
         raise UsageError(f"max_rows={max_rows}: 1 or more")
     if mode not in ("spark", "direct") or format not in ("parquet", "delta", "iceberg"):
         raise UsageError(
@@ -110,8 +111,7 @@ class _Stream:
         # Spelled out, so that what is read and what the manifest says cannot differ. A checkpoint wins over it.
         begins = {queue._replace(topic=self._read(queue.topic)): at for queue, at in run.goal.begins.items()}
         text["startingOffsets"] = format_offsets(begins)
-        if run.options.max_offsets_per_trigger is None:
-            text["maxOffsetsPerTrigger"] = str(run.max_rows)
+        text["maxOffsetsPerTrigger"] = str(run.max_rows)
         rows = run.spark.readStream.format("rocketmq").options(**parallelism(run.spark) | text).load()
         writer = rows.writeStream.foreachBatch(self._batch)
         writer = writer.option("checkpointLocation", run.archive.folder.uri(CHECKPOINT))

@@ -54,6 +54,9 @@ __all__ = ("Goal", "Hook", "Run", "sync")
 #: What the archive cannot do without: where a row belongs, and what proves that none is missing.
 _NEEDED = ("topic", "brokerName", "queueId", "queueOffset", "storeTimestamp")
 
+#: Rows of a batch, unless told otherwise.
+_BATCH = 2_000_000
+
 Hook = Callable[[str], object]
 
 
@@ -74,7 +77,7 @@ class Run:
         path: str,
         text: Mapping[str, str],
         format: str,
-        max_rows: int,
+        max_rows: int | None,
         on_progress: ProgressCall | None,
         on_step: Hook | None,
     ) -> None:
@@ -82,7 +85,12 @@ class Run:
         self.spark = spark
         self.text = dict(text)
         self.options = SourceOptions.parse(text)
-        self.max_rows = max_rows
+        most = self.options.max_offsets_per_trigger
+        if max_rows is not None and most is not None:
+            raise UsageError(
+                f"max_rows={max_rows} and maxOffsetsPerTrigger={most} both say how large a batch may be: give one"
+            )
+        self.max_rows = max_rows or most or _BATCH
         columns = selected_columns(self.options)
         if self.options.legacy_schema or (lacking := [name for name in _NEEDED if name not in columns]):
             what = "legacySchema=true" if self.options.legacy_schema else f"columns without {', '.join(lacking)}"
