@@ -29,6 +29,8 @@ from aiorocket.model import Queue
 from aiorocket.spark import quiet_session
 from aiorocket.spark.failures import explain
 from aiorocket.spark.steps.demo.access_log import PATTERN
+from aiorocket.spark.steps.files.claims import claim
+from aiorocket.spark.steps.files.folder import Folder
 from aiorocket.spark.steps.files.manifest import Archive, Commit, DataFile, Span, partition_folder
 from aiorocket.spark.steps.report import Progress, StepReport
 from aiorocket.spark.steps.tables.run import plain
@@ -218,6 +220,15 @@ def test_where_to_begin_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert got["startingTimestamp"] == "0"  # brokers know no time before it
     assert lake("archive", "orders", "there", "--from", "latest").exit_code == 0
     assert got["startingOffsets"] == "latest"
+
+
+def test_another_run_is_told_of_before_spark_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    got = given_to_archive(monkeypatch, StepReport("archive", 0, 0, {}))
+    with claim(Folder(str(tmp_path)), "archive"):
+        result = lake("archive", "orders", str(tmp_path))
+    assert (result.exit_code, got) == (1, {}) and "another run is at work here" in result.stderr
+    assert "starting Spark" not in result.stderr
+    assert lake("archive", "orders", str(tmp_path)).exit_code == 0
 
 
 def test_a_page_that_could_not_be_written_is_refused_before_the_run(

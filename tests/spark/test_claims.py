@@ -19,7 +19,7 @@ import pytest
 from aiorocket.spark import bridge
 from aiorocket.spark.steps import ArchiveConflictError, ClaimStoppedError
 from aiorocket.spark.steps.files import claims, owners
-from aiorocket.spark.steps.files.claims import claim
+from aiorocket.spark.steps.files.claims import claim, leave_nothing, look
 from aiorocket.spark.steps.files.folder import Folder
 from tests.spark.turns import Store, Turns
 
@@ -85,15 +85,42 @@ def test_a_disk_locks_until_its_process_is_gone(tmp_path: Path) -> None:
             claim(folder, "table"),
         ):
             pass
+        with pytest.raises(ArchiveConflictError, match=f"run is at work here .process {process.pid} on .*table"):
+            look(folder, "table")
         with claim(folder, "compact"):
             pass
         process.kill()
         process.wait()
+        look(folder, "table")
         with claim(folder, "table") as held:
             held.check()
             refused(folder)  # a thread's, of this process
     with claim(folder, "table"):
         pass
+
+
+def test_a_look_leaves_nothing(tmp_path: Path) -> None:
+    look(Folder(str(tmp_path)), "table")
+    look(Folder(str(tmp_path / "none")), "table")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_whose_file_was_removed_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its owner left nothing, when this run had opened the file: the next run would lock another of its name."""
+    folder, real = Folder(str(tmp_path)), fcntl.flock
+    with monkeypatch.context() as late, ExitStack() as stack:
+        stack.enter_context(claim(folder, "table"))
+
+        def flock(file: int, how: int) -> None:
+            late.undo()
+            leave_nothing(folder, "table")
+            assert list(tmp_path.iterdir()) == []
+            stack.close()
+            real(file, how)
+
+        late.setattr(fcntl, "flock", flock)
+        with claim(folder, "table"):
+            refused(folder)
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # of a fork beside threads

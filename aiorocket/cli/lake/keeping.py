@@ -92,6 +92,10 @@ def archive(
         from aiorocket.spark.options import SourceOptions
 
         SourceOptions.parse({**options, "nameServer": name_server, "topic": topic})
+        from aiorocket.spark.steps.files.claims import look
+        from aiorocket.spark.steps.files.folder import Folder
+
+        look(Folder(path), "archive")
 
     def work(spark: Any, tell: ProgressCall, interrupts: Interrupts) -> StepReport:
         from aiorocket.spark.steps import archive as step

@@ -27,7 +27,7 @@ from aiorocket.spark.steps.files import owners
 from aiorocket.spark.steps.files.folder import Folder
 from aiorocket.spark.steps.files.manifest import ArchiveConflictError
 
-__all__ = ("Claim", "ClaimStoppedError", "Pace", "claim", "leave_nothing")
+__all__ = ("Claim", "ClaimStoppedError", "Pace", "claim", "leave_nothing", "look")
 
 _CLAIMS = "_claims"
 #: Seconds: between two renewals; how long an owner trusts the last one; from what age on others take a claim away.
@@ -99,6 +99,13 @@ def claim(
         taken.release()
 
 
+def look(folder: Folder, name: str) -> None:
+    """ArchiveConflictError when a run on this machine's disks holds ``name`` in ``folder``; to be asked before what
+    takes long, as it takes nothing and leaves nothing. An object store is not asked: it needs up to ``_RENEW`` s."""
+    if folder.local:
+        _Locked.look(folder, quote(name, safe=""))
+
+
 def leave_nothing(folder: Folder, name: str) -> None:
     """Removes the file, and the folder if that is all, by which claims of ``name`` lock a disk, and which stay behind
     them. For whoever holds the claim."""
@@ -154,6 +161,23 @@ class _Locked:
         with suppress(OSError):  # a full disk: then it does not say who
             os.ftruncate(file, os.pwrite(file, owners.own(), 0))  # in this order: who reads now reads something
         return cls(file, partial(fcntl.flock, file, fcntl.LOCK_UN))
+
+    @staticmethod
+    def look(folder: Folder, name: str) -> None:
+        try:
+            import fcntl
+
+            file = os.open(folder.full(_lock_of(name)), os.O_RDONLY | os.O_CLOEXEC)
+        except (ImportError, OSError):  # there is none, or it is not for us to see
+            return
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # for a moment: others who look have it as well
+        except BlockingIOError:
+            raise _refused(folder, name, owners.named(os.pread(file, 1000, 0))) from None
+        except OSError:
+            return
+        finally:
+            os.close(file)
 
     def check(self) -> None:
         """It is held until it is released."""
