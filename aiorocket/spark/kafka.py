@@ -48,9 +48,10 @@ def rocketmq_as_kafka(df: DataFrame) -> DataFrame:
 
 def kafka_as_rocketmq(df: DataFrame) -> DataFrame:
     """Rows made for Spark's Kafka sink (``value``, and where they are there ``key``, ``topic``, ``partition``,
-    ``headers``) with the columns of ours. The key becomes ``keys`` and, in a row without a partition, the sharding key:
-    messages of one key stay in one queue, in order. An empty key is none. Of two headers of one name the last counts;
-    key and headers have to be UTF-8. A null value, Kafka's tombstone, is the sink's error: RocketMQ knows none.
+    ``headers``) with the columns of ours. The key becomes ``keys`` and the sharding key: messages of one key stay in
+    one queue, in order. A row with a partition goes to the queue of that number and keeps its key. An empty key is
+    none. Of two headers of one name the last counts; key and headers have to be UTF-8. A null value, Kafka's tombstone,
+    is the sink's error: RocketMQ knows none.
 
     UsageError when ``value`` is missing, or for a column that Kafka's sink does not have.
     """
@@ -59,9 +60,7 @@ def kafka_as_rocketmq(df: DataFrame) -> DataFrame:
     if "key" in df.columns:
         # The sink refuses empty ones.
         key = F.nullif(F.col("key").cast("string"), F.lit(""))
-        columns.append(key.alias("keys"))
-        sharding = F.when(F.col("partition").isNull(), key) if "partition" in df.columns else key
-        columns.append(sharding.alias("shardingKey"))
+        columns += [key.alias("keys"), key.alias("shardingKey")]
     if "topic" in df.columns:
         columns.append(F.col("topic"))
     if "partition" in df.columns:

@@ -43,14 +43,25 @@ def test_rows_made_for_kafkas_sink_are_what_ours_takes(spark: SparkSession) -> N
     assert (first.keys, first.shardingKey, bytes(first.body)) == ("k", "k", b"v")
     assert first.properties == {"h": "3", "i": "2"}
     assert (second.keys, second.shardingKey, second.properties) == (None, None, None)
-    partition = F.when(F.col("key").isNull(), F.lit(1))
-    chosen = kafka_as_rocketmq(made.withColumn("partition", partition).drop("headers"))
-    Columns(chosen.columns, [kind for _, kind in chosen.dtypes], topic="t", transactional=False)
-    assert [(each.shardingKey, each.queueId) for each in chosen.collect()] == [("k", None), (None, 1)]
     with pytest.raises(UsageError, match="timestamp: Kafka's sink takes headers, key"):
         kafka_as_rocketmq(made.withColumn("timestamp", F.current_timestamp()))
     with pytest.raises(UsageError, match=r"'value'.*kafka_as_rocketmq"):
         Columns(["key", "value"][1:], ["binary"], topic="t", transactional=False)
+
+
+@pytest.mark.spark_long
+def test_a_row_with_a_partition_goes_there_and_keeps_its_key(spark: SparkSession) -> None:
+    """It was sent without its sharding key."""
+    made = spark.createDataFrame(
+        [(b"a", b"v", 2), (b"a", b"v", None), (None, b"v", 1)], "key BINARY, value BINARY, partition INT"
+    )
+    found = kafka_as_rocketmq(made)
+    columns = Columns(found.columns, [kind for _, kind in found.dtypes], topic="t", transactional=False)
+    sent = [row for batch in found.toArrow().to_batches() for row in columns.rows(batch)]
+    keyed = "KEYS\x01a\x02__SHARDINGKEY\x01a\x02"
+    assert [(row.queue_id, row.sharding_key, row.tail) for row in sent] == [
+        (2, "a", keyed), (None, "a", keyed), (1, None, ""),
+    ]  # fmt: skip
 
 
 @pytest.mark.spark_long
