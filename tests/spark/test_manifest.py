@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import resource
+import subprocess
+import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -86,6 +88,19 @@ def test_googles_store_is_not_asked_for_a_quarter_of_an_hour() -> None:
     folder = Folder("gs://bucket/lake")
     assert "retry_time_limit': datetime.timedelta(seconds=15)" in str(folder.filesystem.__reduce__())
     assert (folder.uri("a"), folder.full("a")) == ("gs://bucket/lake/a", "bucket/lake/a")
+
+
+def test_azure_without_credentials_is_one_line(tmp_path: Path) -> None:
+    """pyarrow ended the process."""
+    pytest.importorskip("pyarrow._azurefs")
+    address = "abfss://box@account.dfs.core.windows.net/lake"
+    reads = f"from aiorocket.spark.steps.files.folder import Folder\nFolder({address!r}).read('a')"
+    nobody = {name: value for name, value in os.environ.items() if not name.startswith(("AZURE_", "IDENTITY_", "MSI_"))}
+    # No az, and nothing where an identity would be asked for.
+    nobody |= {"PATH": str(tmp_path), "AZURE_POD_IDENTITY_AUTHORITY_HOST": "http://127.0.0.1:1"}
+    ended = subprocess.run([sys.executable, "-c", reads], env=nobody, capture_output=True, text=True, timeout=140)
+    said = f"UsageError: {address}: nothing gives Azure's library a token. Set AZURE_TENANT_ID"
+    assert (ended.returncode, said in ended.stderr.splitlines()[-1]) == (1, True), ended
 
 
 def test_commits_follow_each_other(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import os
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from pyarrow import fs
+from pyarrow import ArrowException, fs
 
 from aiorocket.errors import RocketError, UsageError
 from aiorocket.runtime.entropy import Entropy
@@ -52,6 +52,15 @@ class Folder:
                 raise UsageError(f"{location}: {error}") from None
             self._local = isinstance(self._fs, fs.LocalFileSystem)
         self._root = self._root.rstrip("/")
+        if scheme in ("abfs", "abfss"):
+            # Without a token this is an error, and to read a file the end of the process.
+            try:
+                self._fs.get_file_info(self._root)
+            except ArrowException as error:
+                raise UsageError(
+                    f"{location}: nothing gives Azure's library a token. Set AZURE_TENANT_ID, AZURE_CLIENT_ID and "
+                    "AZURE_CLIENT_SECRET, or run `az login`; on a machine of Azure's give it an identity"
+                ) from error
         #: What Spark takes as the same place: S3 has a name of its own there.
         self.location = self._root if self._local else f"{'s3a' if scheme == 's3' else scheme}://{path}".rstrip("/")
 
