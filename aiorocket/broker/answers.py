@@ -60,10 +60,10 @@ def put_refusal(result: PutResult) -> Refusal:
     )
 
 
-def plain_body(command: RemotingCommand, *, lenient: int = MAX_LENIENT, floats: bool = False) -> dict[str, Any]:
+def plain_body(command: RemotingCommand, *, lenient: int = MAX_LENIENT) -> dict[str, Any]:
     """The body's members, nothing when it is no object. ProtocolError when it is malformed."""
     kind = command.serialize_type
-    plain = decode_plain(command.body, kind, lenient=lenient, floats=floats) if command.body else None
+    plain = decode_plain(command.body, kind, lenient=lenient) if command.body else None
     return plain if isinstance(plain, dict) else {}
 
 

@@ -69,18 +69,14 @@ def encode_body(value: Body | dict[str, Any] | list[Any], serialize_type: int) -
 
 def decode_body(body_class: type[B], data: bytes, serialize_type: int, *, lenient: int | None = None) -> B:
     """The body as ``body_class``. ProtocolError names the member that is missing or of another type. ``lenient``: how
-    many values JSON that is not standard may have, of which a server reads MAX_LENIENT of anybody; numbers that are no
-    integers may be text then."""
+    many values JSON that is not standard may have, of which a server reads MAX_LENIENT of anybody."""
     return body_class.from_plain(decode_plain(data, serialize_type, body_class.__name__, lenient=lenient))
 
 
-def decode_plain(
-    data: bytes, serialize_type: int, where: str = "body", *, lenient: int | None = None, floats: bool = False
-) -> Any:
-    """A body without a class of its own: what it holds, most often a dict. ProtocolError when it is malformed.
-    ``floats``: with ``lenient`` too numbers are numbers."""
+def decode_plain(data: bytes, serialize_type: int, where: str = "body", *, lenient: int | None = None) -> Any:
+    """A body without a class of its own: what it holds, most often a dict. ProtocolError when it is malformed."""
     if serialize_type != MSGPACK:
-        return fastjson.loads(data, most=lenient, floats=floats or lenient is None)
+        return fastjson.loads(data, most=lenient)
     try:
         return msgpack.unpackb(data, strict_map_key=True, max_ext_len=0)
     except (ValueError, msgpack.UnpackException) as error:

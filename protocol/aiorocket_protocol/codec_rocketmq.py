@@ -69,6 +69,7 @@ def decode_header(data: bytes) -> RemotingCommand:
 def _ext(data: bytes, at: int, size: int) -> dict[str, str | None]:
     ext: dict[str, str | None] = {}
     short, integer = _SHORT.unpack_from, _INT.unpack_from
+    count = 0
     while at < size:
         (length,) = short(data, at) if size - at >= 6 else (-1,)
         key_end = at + 2 + length
@@ -82,6 +83,7 @@ def _ext(data: bytes, at: int, size: int) -> dict[str, str | None]:
                 f"value of {length} bytes in {size - key_end - 4}", where=f"ROCKETMQ header.extFields.{key:.100}"
             )
         ext[key] = data[at - length : at].decode() if length else None
-        if len(ext) > MAX_EXT_FIELDS:
+        count += 1  # also of one key: 80,000 fit into a header
+        if count > MAX_EXT_FIELDS:
             raise ProtocolError(f"more than {MAX_EXT_FIELDS} entries", where="ROCKETMQ header.extFields")
     return ext

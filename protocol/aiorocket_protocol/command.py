@@ -194,7 +194,9 @@ _RANGES = {"int": (INT32_MIN, INT32_MAX), "long": (INT64_MIN, INT64_MAX)}
 def positions(fields: Packed) -> tuple[Any, ...]:
     """The values of a positional header."""
     try:
-        found: tuple[Any, ...] = msgpack.unpackb(fields, use_list=False, max_array_len=MAX_HEADER_FIELDS)
+        found: tuple[Any, ...] = msgpack.unpackb(
+            fields, use_list=False, max_array_len=MAX_HEADER_FIELDS, max_map_len=0, max_ext_len=0
+        )
     except (ValueError, msgpack.UnpackException) as error:
         raise ProtocolError(f"not msgpack: {str(error) or type(error).__name__}", where="msgpack header") from None
     return found

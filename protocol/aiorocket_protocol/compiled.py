@@ -5,7 +5,7 @@ and it is installed with the package. A Spark executor may have nothing but what
 Python: there the functions below end in msgpack and json, and typed reading in HeaderReader's slow way.
 
 ``open_msgpack``, ``open_json`` and what ``header_decoder`` and ``text_reader`` make raise ValueError or RecursionError
-for whatever is not as our own encoders write it.
+for whatever is not as our own encoders write it; ``read_json`` for what is not standard JSON.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ __all__ = (
     "open_json",
     "open_msgpack",
     "pack",
+    "read_json",
     "text_reader",
 )
 
@@ -91,6 +92,8 @@ if msgspec is not None:
     encode_json: Callable[[object], bytes] = msgspec.json.Encoder().encode
     open_msgpack = msgspec.msgpack.Decoder(PackedHeader).decode
     open_json = msgspec.json.Decoder(JsonHeader).decode
+    #: Any standard JSON.
+    read_json: Callable[[bytes], Any] = msgspec.json.Decoder().decode
 
     def header_decoder(header_class: type[Any]) -> Callable[[msgspec.Raw | bytes], Any]:
         """Reads the positional fields of ``header_class``, which may be any tuple's type."""
@@ -150,6 +153,14 @@ elif not TYPE_CHECKING:
 
     def open_json(_data):
         raise ValueError("the slow way")
+
+    def _no_constant(name):
+        raise ValueError(f"{name} is not JSON")
+
+    _decode = json.JSONDecoder(parse_constant=_no_constant).decode
+
+    def read_json(data):
+        return _decode(data.decode())
 
     def header_decoder(_header_class):
         return open_json

@@ -12,6 +12,7 @@ import re
 from json import decoder as json_decoder
 from typing import Any
 
+from aiorocket_protocol.compiled import read_json
 from aiorocket_protocol.errors import ProtocolError
 from aiorocket_protocol.limits import MAX_NESTING
 
@@ -22,12 +23,8 @@ def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is not JSON")
 
 
-_decoder: Any = json.JSONDecoder(parse_constant=_no_constant)
-_strict = _decoder.decode
-#: Of anybody: 1 MiB of numbers with a fraction takes 80 ms as floats, half as text, which forms.py reads as well.
-_without_floats: Any = json.JSONDecoder(parse_float=str, parse_constant=_no_constant).decode
 #: The value of standard JSON at a place of a text, and where it ends; ValueError, RecursionError or StopIteration.
-strict_part = _decoder.scan_once
+strict_part: Any = json.JSONDecoder(parse_constant=_no_constant).scan_once  # type: ignore[attr-defined]
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 _BLANK = re.compile(r"[ \t\r\n]*")
@@ -43,17 +40,18 @@ _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _scan_string: Any = json_decoder.scanstring  # type: ignore[attr-defined]
 
 
-def loads(data: bytes, *, most: int | None = None, floats: bool = True) -> Any:
+def loads(data: bytes, *, most: int | None = None) -> Any:
     """The value in ``data`` (UTF-8). Unquoted numeric keys become text; an object used as a key becomes the tuple of
     its sorted ``(name, value)`` pairs. ProtocolError when neither reading works: non-standard JSON may be nested
     MAX_NESTING deep and have ``most`` values of 32 characters, standard JSON as deep as the standard library follows
-    and have eight times as many objects and lists. Without ``floats`` numbers that are no integers stay text there."""
+    and have eight times as many objects and lists, and as many colons."""
     text = text_of(data)
-    if most is not None and text.count("{") + text.count("[") > 8 * most:  # 1 MiB of empty ones takes 80 ms
-        raise ProtocolError(f"more than {8 * most} objects and lists", where="JSON")
+    # 1 MiB of empty ones takes 80 ms, of members with names of their own 70.
+    if most is not None and max(text.count("{") + text.count("["), text.count(":")) > 8 * most:
+        raise ProtocolError(f"more than {8 * most} objects and lists, or colons", where="JSON")
     check_pairs(text)
     try:
-        value = (_strict if floats else _without_floats)(text)
+        value = read_json(data)
     except (ValueError, RecursionError) as error:
         if most is not None and len(text) > _OF_A_VALUE * most:  # it was read once already
             raise ProtocolError(

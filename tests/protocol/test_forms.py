@@ -69,7 +69,7 @@ def rows() -> list[Any]:
 @pytest.mark.parametrize(("kind", "form", "meant"), rows())
 def test_a_member_of_a_body(kind: str, form: str, meant: Any) -> None:
     plain = fastjson.loads(b'{"key":%s}' % form.encode())
-    bodies = [plain, fastjson.loads(b'{"key":%s}' % form.encode(), floats=False)]
+    bodies = [plain]
     if form != "99999999999999999999":  # more than msgpack can hold
         bodies.append(msgpack.unpackb(msgpack.packb(plain)))
     for found in bodies:
