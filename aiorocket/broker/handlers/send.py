@@ -18,12 +18,14 @@ from aiorocket.broker.core.send_checks import (
     SendHeader,
     added_properties,
     admit,
+    batch_codes,
     check_sizes,
+    no_timer,
     property_value,
+    unserved_batch,
 )
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.timers import TIMER_PROPERTIES, due_of, wait_code
-from aiorocket.broker.core.topics import Topic
 from aiorocket.broker.core.transactions import is_transactional
 from aiorocket.broker.repetitions import Repetitions
 from aiorocket.errors import StoreError
@@ -360,7 +362,7 @@ class SendHandlers:
     def _due(self, values: dict[str, str], *, transactional: bool, delayed: bool) -> int | Refusal:
         """When a timer message is due, 0 when it is none. A delay level wins, and the timer is forgotten."""
         if transactional:
-            return _no_timer(values, "a transactional message") or 0
+            return no_timer(values, "a transactional message") or 0
         if delayed:
             for name in TIMER_PROPERTIES:
                 values.pop(name, None)
@@ -451,27 +453,13 @@ class SendHandlers:
         # What is rare is looked for in all of them at once.
         every = b"\2".join([own for _, _, own in messages])
         special = special or _DELAY_BYTES in every or _TIMER_BYTES in every
-        if special and (refusal := _unserved_batch(messages, of_batch)) is not None:
+        if special and (refusal := unserved_batch(b"\2".join((b"", of_batch.encode(), every)))) is not None:
             return refusal
-        codes = self._batch_codes(topic, messages) if _TAGS_BYTES in every else [0] * len(messages)
+        tags = every.count(_TAGS_BYTES)
+        codes = batch_codes(topic, messages, tags) if tags else [0] * len(messages)
+        if isinstance(codes, Refusal):
+            return codes
         return _new(AcceptedBatch, (topic.name, queue_id, messages, codes, unique))
-
-    def _batch_codes(self, topic: Topic, messages: list[BatchItem]) -> list[int]:
-        """The tags code of each message."""
-        codes: list[int] = []
-        start, code = b"", 0  # how the property string of the tagged message before began, and what that tag is
-        for _, _, own in messages:
-            if _TAGS_BYTES not in own:
-                codes.append(0)
-                continue
-            if start and own.startswith(start) and not own.rfind(_TAGS_BYTES):
-                codes.append(code)
-                continue
-            tag = property_value(own.decode("utf-8", "replace"), PROPERTY_TAGS)
-            code = 0 if tag is None else topic.tag_codes.get(tag) or topic.tag_code(tag)
-            codes.append(code)
-            start = f"{_TAGS}{tag}\x02".encode() if tag else b""
-        return codes
 
 
 def _delay_level(values: dict[str, str]) -> int:
@@ -479,22 +467,3 @@ def _delay_level(values: dict[str, str]) -> int:
         return int(values.get(PROPERTY_DELAY, "0"))
     except ValueError:
         return 0
-
-
-def _unserved_batch(messages: list[BatchItem], of_batch: str) -> Refusal | None:
-    for properties in (of_batch.encode(), *(own for _, _, own in messages)):
-        values = decode_properties(properties)
-        if values.get(PROPERTY_DELAY):
-            return Refusal(ResponseCode.MESSAGE_ILLEGAL, "a message of a batch cannot be delayed (property DELAY)")
-        refusal = _no_timer(values, "a message of a batch")
-        if refusal is not None:
-            return refusal
-    return None
-
-
-def _no_timer(values: dict[str, str], what: str) -> Refusal | None:
-    """Promises this broker cannot keep are refused, never broken in silence."""
-    name = next((name for name in TIMER_PROPERTIES if name in values), None)
-    if name is None:
-        return None
-    return Refusal(ResponseCode.MESSAGE_ILLEGAL, f"{what} cannot be a timer message (property {name})")
