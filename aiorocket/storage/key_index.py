@@ -101,7 +101,7 @@ def load_parts(disk: Disk, directory: str, start: int, end: int) -> Parts:
 
 
 class KeyIndex:
-    """``read`` gives the checked record at a log offset, or None."""
+    """``read`` gives the checked record at a log offset, or None, ``time_at`` when it was stored."""
 
     def __init__(
         self,
@@ -110,6 +110,7 @@ class KeyIndex:
         files: FileCache,
         parts: Parts,
         read: Read,
+        time_at: Callable[[int], int | None],
         *,
         entries: int = PART_ENTRIES,
     ) -> None:
@@ -118,6 +119,7 @@ class KeyIndex:
         self._files = files
         self._directory = parts.directory
         self._read = read
+        self._time_at = time_at
         self._entries = entries
         self._loop = asyncio.get_running_loop()
         self._one_at_a_time = asyncio.Lock()
@@ -266,6 +268,7 @@ class KeyIndex:
         found: list[bytes] = []
         size = looked = 0
         for places in self._places(hash_of(topic, wanted), begin, end):
+            await asyncio.sleep(0)  # before the first, too: each of 64 that came together may find there what it wants
             for place in reversed(places[: bisect_right(places, end, key=self._stamp)]):
                 # Keys of others may have the same hash, as many as somebody likes.
                 looked += _A_LOOK
@@ -286,13 +289,11 @@ class KeyIndex:
                     found.append(record)
                     if len(found) == limit:
                         return found[::-1]
-            await asyncio.sleep(0)
         return found[::-1]
 
     def _stamp(self, place: int) -> int:
         """Store timestamps rise with the log; what cannot be read any more is old."""
-        record = self._read(place)
-        return 0 if record is None else RecordView(record, 0, len(record)).store_timestamp
+        return self._time_at(place) or 0
 
     def _places(self, number: int, begin: int, end: int) -> Iterator[list[int]]:
         """Log offsets of what may be meant, the newest part first, ascending in each. The one that grows is not always

@@ -87,7 +87,7 @@ class MessageStore:
             self._mending.report(bad, known=bad not in self.recovery.damaged)
         self._scrub = Scrub(env.disk, config, log)
         #: Looks messages up by their keys.
-        self.keys = KeyIndex(env.disk, log, files, opened.parts, self._reader.read_record)
+        self.keys = KeyIndex(env.disk, log, files, opened.parts, self._reader.read_record, self._reader.time_at)
         self._behind = Housekeeping(
             env.disk, config, log, files, found.snapshot, self._queues, found.deleted, lambda: self._timestamp
         )
