@@ -57,9 +57,9 @@ _log = logging.getLogger("aiorocket.broker")
 _NOTICES_PER_TURN = 1000
 #: Members of a group that are named at once.
 _FEW = 500
-#: Bytes of a heartbeat that is registered at once: of filters, which cost half a millisecond for a thousand characters,
-#: a longer one may hold a megabyte, and has a quarter of this in a turn. A subscription costs as much as so many.
-_AT_ONCE, _OF_ONE = 64 << 10, 100
+#: Bytes of a heartbeat that is registered at once, and of filters that have a turn of a longer one: a thousand
+#: characters cost one to two milliseconds, and it may hold a megabyte. A subscription costs as much as so many.
+_AT_ONCE, _OF_ONE = 16 << 10, 100
 #: Tags that take as long to be read as a subscription without any.
 _TAGS = 20
 #: Lines a minute on what a group's members disagree about, and groups they are counted of: two members could else make
@@ -155,7 +155,7 @@ class ClientHandlers:
                 compiled: dict[str, Subscription] = {}
                 for wanted in consumer.subscriptions if long else ():
                     size += (cost := _OF_ONE + len(wanted.sub_string))
-                    if size > _AT_ONCE // 4:
+                    if size > _AT_ONCE:
                         size = cost
                         yield
                         if connection.closed:

@@ -39,6 +39,8 @@ __all__ = ("InspectionHandlers",)
 
 #: Entries of a consume queue in one answer, whatever was asked for.
 MAX_ENTRIES = 1024
+#: Of which so many in a turn: each is compared with its record, which may have 4 MiB.
+_AT_ONCE = 2
 
 
 class InspectionHandlers:
@@ -81,7 +83,7 @@ class InspectionHandlers:
         names = SYSTEM_TOPICS | {cluster, self._config.name, reply_topic(cluster)}
         return _answer(connection, command, TopicListBody(sorted(names)))
 
-    def consume_queue(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def consume_queue(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 321: what a consume queue says of its messages, from an offset on, and with a group that subscribes to
         the topic whether its tags let each through."""
         header = command.read(QueryConsumeQueueRequestHeader)
@@ -102,15 +104,22 @@ class InspectionHandlers:
                 accept = known.accept if known.is_tag else None
         count = max(0, min(header.max_count, MAX_ENTRIES))
         start = max(low, header.start_index)
-        plain["queueData"] = [
-            {
-                "eval": accept is None or accept(code),
-                "physicOffset": physical,
-                "physicSize": size,
-                "tagsCode": code,
-            }
-            for physical, size, code in (self._store.entries(name, queue_id, start, count) if count else ())
-        ]
+        found: list[dict[str, Any]] = []
+        while len(found) < count:
+            some = self._store.entries(name, queue_id, start + len(found), min(_AT_ONCE, count - len(found)))
+            if not some:
+                break
+            found += [
+                {
+                    "eval": accept is None or accept(code),
+                    "physicOffset": physical,
+                    "physicSize": size,
+                    "tagsCode": code,
+                }
+                for physical, size, code in some
+            ]
+            await asyncio.sleep(0)
+        plain["queueData"] = found
         return _answer(connection, command, plain)
 
     async def all_producers(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
