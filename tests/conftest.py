@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 import pytest_asyncio
+from hypothesis.internal.conjecture import providers
 
 from aiorocket.config import ProducerConfig, RemotingConfig
 from aiorocket.runtime import new_event_loop
@@ -32,6 +33,11 @@ SEEDS = int(os.environ.get("AIOROCKET_SEEDS", "20"))
 # No test is a measurement: an example that is slow on a busy machine is no failure. What hangs meets pytest's timeout.
 hypothesis.settings.register_profile("aiorocket", deadline=None, max_examples=max(1, SEEDS // 2))
 hypothesis.settings.load_profile("aiorocket")
+# Of twenty values it draws one is a number or a text of our modules. To find them it parses all of these, in a fresh
+# clone for 4 s in each worker: too much for ten examples of each property. A Hypothesis that
+# names this otherwise goes on as before.
+if SEEDS < 200:
+    providers._get_local_constants = lambda: providers._local_constants
 
 #: What each of these shares is dear (a JVM, the syntax trees of all modules): one worker runs it all. Files of other
 #: folders go to any worker that is free, as do Spark's with what takes long, which mostly has a JVM of its own.
@@ -159,7 +165,7 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 def pytest_collection_finish() -> None:
     # What stays to the end need not be looked at again by every full collection: tests ask for hundreds of them.
-    gc.collect()
+    # Not even once, which takes a second: a quarter of it is garbage, and stays.
     gc.freeze()
 
 
