@@ -209,7 +209,8 @@ def inside(place: Path) -> tuple[str, ...]:
 
 
 def _java(lib: Path, place: Path, heap: str, main: str, conf: str, options: Sequence[str]) -> list[str]:
-    more = [*JVM_OPTIONS, *heap.split(), *inside(place), *options]
+    # With TLS each server, of which a broker is two, makes an RSA key before it listens: seconds of a core.
+    more = [*JVM_OPTIONS, *heap.split(), *inside(place), "-Dtls.server.mode=disabled", *options]
     return ["java", *more, "-cp", f"{lib}/*", main, "-c", str(place / conf)]
 
 
