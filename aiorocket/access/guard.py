@@ -51,9 +51,11 @@ class GuardedProcessors(ProcessorTable):
     async def _in_turns(self, connection: Connection, request: RemotingCommand) -> None:
         async with self._one_long:  # read when it is its turn: it takes several times as much then
             await asyncio.sleep(0)
-            await in_turns(self._judge(connection, request))
+            await in_turns(self._judge(connection, request, long=True))
 
-    def _judge(self, connection: Connection, request: RemotingCommand) -> Generator[None, None, None]:
+    def _judge(
+        self, connection: Connection, request: RemotingCommand, *, long: bool = False
+    ) -> Generator[None, None, None]:
         source = host_of(connection.peer)
         try:
             verdict = yield from judging(self._accounts, request, source, self._cluster, self._record_at)
@@ -66,6 +68,8 @@ class GuardedProcessors(ProcessorTable):
             self._note(connection, request, verdict)
             connection.reply(request, RemotingCommand.response(ResponseCode.NO_PERMISSION, remark=verdict.refusal))
             return
+        if long:  # its handler reads it once more
+            yield
         if connection.closed:  # meanwhile, and was told to be lost: nobody would take out again what it registers
             return
         if request.code == RequestCode.HEART_BEAT:
