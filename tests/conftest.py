@@ -34,8 +34,7 @@ SEEDS = int(os.environ.get("AIOROCKET_SEEDS", "20"))
 hypothesis.settings.register_profile("aiorocket", deadline=None, max_examples=max(1, SEEDS // 2))
 hypothesis.settings.load_profile("aiorocket")
 # Of twenty values it draws one is a number or a text of our modules. To find them it parses all of these, in a fresh
-# clone for 4 s in each worker: too much for ten examples of each property. A Hypothesis that
-# names this otherwise goes on as before.
+# clone for 4 s in each worker: too much for ten examples of each property.
 if SEEDS < 200:
     providers._get_local_constants = lambda: providers._local_constants
 
