@@ -17,6 +17,7 @@ import os
 import sys
 from contextlib import ExitStack
 from functools import partial
+from itertools import product
 from statistics import median
 from typing import Any
 
@@ -152,7 +153,7 @@ def floors(results: dict[str, Any], ratios: dict[str, float | None]) -> list[Flo
         found.append(Floor("queues: cost, the worst of them / one", results["queues"]["worst"], 1.3, False, "x"))
     if "fan-out" in results:
         found.append(Floor("fan-out: cost of a delivery, of one group's", results["fan-out"]["worst"], 1.3, False, "x"))
-    for name in ("durable", "durable-fast"):
+    for name in ("durable", "durable-1024", "durable-fast", "durable-fast-1024"):
         if name in results:
             kept = results[name]["ratios"]["sync"]
             found.append(Floor(f"{name}: single sends, of those that are not", kept, 0.8, True, "x"))
@@ -231,9 +232,10 @@ def main() -> None:
                     results[name] = interleaved(name, sides, repeat, console)
             elif name == "durable":
                 send = partial(scenarios.end_to_end, sizes.single, warm=sizes.warm, data=options.data)
-                for side, switch in SWITCHES.items():
-                    flushes = {flush: partial(lane, switch, partial(send, flush=flush)) for flush in ("async", "sync")}
-                    of = name if side == "pure" else f"{name}-{side}"
+                for (side, switch), window in product(SWITCHES.items(), (256, 1024)):
+                    each = partial(send, in_flight=window)
+                    flushes = {flush: partial(lane, switch, partial(each, flush=flush)) for flush in ("async", "sync")}
+                    of = name + ("" if side == "pure" else f"-{side}") + ("" if window == 256 else f"-{window}")
                     results[of] = interleaved(of, flushes, 1 if options.smoke else options.repeat, console)
             elif name == "first":
                 results[name] = consumers.first(sizes.firsts, data=options.data)
