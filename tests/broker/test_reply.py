@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from aiorocket.broker import Broker
 from aiorocket.broker.core.groups import GroupTable
 from aiorocket.config import RemotingConfig
-from aiorocket.storage.results import StoreBusyError
+from aiorocket.storage.results import PutResult, PutStatus, StoreBusyError
 from aiorocket_protocol import (
     JSON,
     HeartbeatData,
@@ -206,3 +207,33 @@ async def test_a_reply_that_cannot_be_passed_on_takes_no_room(broker: Broker) ->
     assert broker.server.processors.awaited.total == 0
     writer.close()
     await waiting.close()
+
+
+async def test_of_a_reply_that_waits_for_the_store_nothing_is_held_beside_it(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quarter of a GiB of them may fail at once, when their asker ends: what the store has of them comes to that."""
+    stored = []
+    monkeypatch.setattr(broker.store, "append", lambda *_, done, **__: stored.append(done))
+    waiting, peer = await asker(broker), await Peer.connect(broker.port)
+    properties = encode_properties({"REPLY_TO_CLIENT": "10.0.0.1@1", "x": "y" * 30_000}).decode()
+    tracemalloc.start()
+    try:
+        for _ in range(20):
+            await peer.ask(325, reply_header(properties=properties), bytes(60_000))
+            await pushed(waiting)
+        asked = tracemalloc.get_traced_memory()[0]
+        assert broker.server.processors.awaited.total > 20 * 90_000
+        assert asked < 20 * 140_000
+        await waiting.close()
+        while len(stored) < 20:
+            await asyncio.sleep(0)
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert broker.server.processors.awaited.total == 0
+    assert held < 600_000
+    for done in stored:
+        done(PutResult(PutStatus.FULL, 0, 0, 0))
+    assert [(await peer.answer()).code for _ in range(20)] == [1] * 20
+    await peer.close()

@@ -19,7 +19,7 @@ from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.send_checks import Admitted, SendHeader, added_properties, check_sizes
 from aiorocket.broker.core.tables import Tables
 from aiorocket.errors import RocketError
-from aiorocket.remoting.awaited import AwaitedBytes, size_of
+from aiorocket.remoting.awaited import AwaitedBytes, shed, size_of
 from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket_protocol import (
     DEFAULT_REGION,
@@ -61,23 +61,17 @@ ROOM_FOR_PUSH = 64
 Admit = Callable[[RemotingCommand, SendHeader], Admitted | Refusal]
 
 
-class _Reply(NamedTuple):
-    """A reply that may go out: from where, to which topic and queue, with which properties (and as they are stored)."""
+class _Replier(NamedTuple):
+    """Who waits to be told what became of a reply: of the reply itself it holds nothing."""
 
     connection: Connection
     command: RemotingCommand
-    header: SendHeader
     topic: str
     queue_id: int
-    values: dict[str, str]
-    properties: bytes
-    awaited: AwaitedBytes
-    size: int
 
     def answer(self, error: str | None, msg_id: str = "0", offset: int = 0) -> None:
-        """Tell the replier; ``error`` is what went wrong with the push."""
+        """Tell it; ``error`` is what went wrong with the push."""
         header = SendMessageResponseHeader(msg_id, self.queue_id, offset, None, None, None, DEFAULT_REGION, "true")
-        self.awaited.end(self.connection, self.size)
         code = ResponseCode.SUCCESS if error is None else ResponseCode.SYSTEM_ERROR
         self.connection.reply(self.command, RemotingCommand.response(code, header, remark=error))
 
@@ -132,17 +126,45 @@ class ReplyHandlers:
         refusal = check_sizes(len(command.body), len(properties) + ROOM_FOR_PUSH, self._config.max_message_size)
         if refusal is not None:
             return refuse(refusal)
-        size = size_of(command)
-        if (busy := self._awaited.begin(connection, size)) is not None:  # until the asker has answered
+        tag, size = values.get(PROPERTY_TAGS), size_of(command)
+        append = partial(
+            self._store.append,
+            topic.name,
+            queue_id,
+            command.body,
+            properties,
+            flag=header.flag,
+            sys_flag=header.sys_flag & ~SYS_FLAG_TRANSACTION_MASK,
+            born_timestamp=header.born_timestamp,
+            born_host=connection.peer_host,
+            reconsume_times=header.reconsume_times or 0,
+            tags_code=tags_code(tag) if tag else 0,
+        )
+        if (busy := self._awaited.begin(connection, size)) is not None:
             return refuse(Refusal(ResponseCode.SYSTEM_BUSY, busy))
-        reply = _Reply(connection, command, header, topic.name, queue_id, values, properties, self._awaited, size)
-        # What the replier is told is decided by the push: a reply that arrived and could not be stored has arrived.
-        self._push(reply, partial(self._keep, reply) if self._config.store_replies else reply.answer)
+        replier = _Replier(connection, command, topic.name, queue_id)
+
+        def pushed(error: str | None) -> None:
+            # What the replier is told is decided by the push: a reply that arrived and could not be stored has arrived.
+            self._awaited.end(connection, size)
+            if self._config.store_replies:
+                self._keep(replier, append, error)
+            else:
+                replier.answer(error)
+
+        self._push(connection, command.body, header, values, pushed)
+        shed(command)  # it waits for the store too, which counts a copy of its own
         return None
 
-    def _push(self, reply: _Reply, pushed: Callable[[str | None], None]) -> None:
+    def _push(
+        self,
+        connection: Connection,
+        body: bytes,
+        header: SendHeader,
+        values: dict[str, str],
+        pushed: Callable[[str | None], None],
+    ) -> None:
         """Send 326; ``pushed`` is called with None when the asker took it, else with what went wrong."""
-        header, values = reply.header, reply.values
         asker = values.get(PROPERTY_REPLY_TO_CLIENT)
         if asker is None:
             pushed("reply message properties[REPLY_TO_CLIENT] is null")
@@ -161,14 +183,14 @@ class ReplyHandlers:
             header.sys_flag,
             header.born_timestamp,
             header.flag,
-            reply.connection.peer,
+            connection.peer,
             self._address,
             now,
             encode_properties({**values, PROPERTY_PUSH_REPLY_TIME: str(now)}).decode(),
             header.reconsume_times,
             header.unit_mode,
         )
-        request = RemotingCommand.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push, body=reply.command.body)
+        request = RemotingCommand.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push, body=body)
         try:
             answer = target.request(request, self._config.client_call_timeout)
         except (RocketError, ProtocolError) as error:
@@ -185,32 +207,19 @@ class ReplyHandlers:
 
         answer.add_done_callback(answered)
 
-    def _keep(self, reply: _Reply, error: str | None) -> None:
+    def _keep(self, replier: _Replier, append: Callable[..., None], error: str | None) -> None:
         """Store the reply, and tell the replier."""
-        header, tag = reply.header, reply.values.get(PROPERTY_TAGS)
 
         def done(result: PutResult) -> None:
             if result.status is PutStatus.OK:
                 where = offset_msg_id(self._store.store_host, result.physical_offset)
-                reply.answer(error, where, result.queue_offset)
+                replier.answer(error, where, result.queue_offset)
             else:
-                _log.warning("a reply in topic %s was not stored: %s", reply.topic, result.status.name)
-                reply.answer(error)
+                _log.warning("a reply in topic %s was not stored: %s", replier.topic, result.status.name)
+                replier.answer(error)
 
         try:
-            self._store.append(
-                reply.topic,
-                reply.queue_id,
-                reply.command.body,
-                reply.properties,
-                flag=header.flag,
-                sys_flag=header.sys_flag & ~SYS_FLAG_TRANSACTION_MASK,
-                born_timestamp=header.born_timestamp,
-                born_host=reply.connection.peer_host,
-                reconsume_times=header.reconsume_times or 0,
-                tags_code=tags_code(tag) if tag else 0,
-                done=done,
-            )
+            append(done=done)
         except (RocketError, ProtocolError) as problem:
-            _log.warning("a reply in topic %s was not stored: %s", reply.topic, problem)
-            reply.answer(error)
+            _log.warning("a reply in topic %s was not stored: %s", replier.topic, problem)
+            replier.answer(error)
