@@ -20,6 +20,5 @@ def test_memory_stays_within_the_limits_under_every_attack(tmp_path: Path) -> No
         for attack in ATTACKS:
             found = run(server, attack)
             assert found.is_well, (attack.__name__, found)
-    # A socket that is closed while a thread reads it wakes nobody: the server's end does, sooner or later.
-    for reader in set(threading.enumerate()) - threads:
+    for reader in set(threading.enumerate()) - threads:  # its socket has ended
         reader.join(30)
