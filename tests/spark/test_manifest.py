@@ -103,6 +103,27 @@ def test_azure_without_credentials_is_one_line(tmp_path: Path) -> None:
     assert (ended.returncode, said in ended.stderr.splitlines()[-1]) == (1, True), ended
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"IDENTITY_ENDPOINT": "http://host:port/", "IDENTITY_HEADER": "x"},
+        {"AZURE_AUTHORITY_HOST": "::::", "AZURE_TENANT_ID": "t", "AZURE_CLIENT_ID": "c", "AZURE_CLIENT_SECRET": "s"},
+        {"AZURE_CLIENT_CERTIFICATE_PATH": "/none.pem", "AZURE_TENANT_ID": "t", "AZURE_CLIENT_ID": "c"},
+    ],
+    ids=lambda told: next(iter(told)),
+)
+def test_what_azure_takes_from_the_environment_is_wrong_in_one_line(told: dict[str, str]) -> None:
+    """pyarrow ended the process."""
+    pytest.importorskip("pyarrow._azurefs")
+    address = "abfss://box@account.dfs.core.windows.net/lake"
+    opens = f"from aiorocket.spark.steps.files.folder import Folder\nFolder({address!r})"
+    other = {name: value for name, value in os.environ.items() if not name.startswith(("AZURE_", "IDENTITY_", "MSI_"))}
+    ended = subprocess.run([sys.executable, "-c", opens], env=other | told, capture_output=True, text=True, timeout=140)
+    name, value = next(iter(told.items()))
+    said = f"UsageError: {address}: Azure's library cannot begin with {name}={value} in the environment ("
+    assert (ended.returncode, said in ended.stderr.splitlines()[-1]) == (1, True), ended
+
+
 def test_commits_follow_each_other(tmp_path: Path) -> None:
     archive = make(tmp_path)
     snapshot = archive.publish(archive.snapshot(), commit(Q0, 5, 10, query="q", batch=3))

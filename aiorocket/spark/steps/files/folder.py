@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from pyarrow import ArrowException, fs
@@ -23,6 +26,19 @@ __all__ = ("Folder", "unreadable")
 
 #: How long a request to Google's store is tried, in seconds.
 _GOOGLE_PATIENCE = 15
+
+#: What Azure's library takes from the environment as an address or a file; where it is none, it ends the process.
+_AZURE_NAMES = (
+    "AZURE_AUTHORITY_HOST", "AZURE_CLIENT_CERTIFICATE_PATH", "AZURE_POD_IDENTITY_AUTHORITY_HOST", "IDENTITY_ENDPOINT",
+    "MSI_ENDPOINT",
+)  # fmt: skip
+#: Without a core file of the process that ends.
+_OPEN = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+from pyarrow import fs
+fs.FileSystem.from_uri(sys.argv[1])
+"""
 
 
 def unreadable(address: str, error: Exception) -> RocketError:
@@ -46,6 +62,8 @@ class Folder:
         else:
             # Where nobody gives it a key, Google's library asks for one for 15 minutes.
             limits = f"?retry_limit_seconds={_GOOGLE_PATIENCE}" if scheme in ("gs", "gcs") else ""
+            if scheme in ("abfs", "abfss") and (told := [name for name in _AZURE_NAMES if name in os.environ]):
+                _check_azure(location, tuple(f"{name}={os.environ[name]}" for name in told))
             try:
                 self._fs, self._root = fs.FileSystem.from_uri(f"{'s3' if scheme == 's3a' else scheme}://{path}{limits}")
             except ValueError as error:  # of a bucket that cannot be asked it is an OSError
@@ -230,3 +248,15 @@ def _sync(path: str) -> None:
         os.fsync(number)
     finally:
         os.close(number)
+
+
+@cache
+def _check_azure(location: str, told: tuple[str, ...]) -> None:
+    """UsageError where Azure's library ends the process that opens ``location``, for what it is ``told``."""
+    tried = subprocess.run([sys.executable, "-c", _OPEN, location], capture_output=True, text=True, errors="replace")
+    if tried.returncode < 0:
+        why = " ".join(tried.stderr.partition("what():")[2].split())
+        raise UsageError(
+            f"{location}: Azure's library cannot begin with {', '.join(told)} in the environment ({why:.200}): mend or "
+            "unset what is wrong"
+        )
