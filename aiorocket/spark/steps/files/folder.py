@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -18,6 +16,7 @@ from pyarrow import ArrowException, fs
 
 from aiorocket.errors import RocketError, UsageError
 from aiorocket.runtime.entropy import Entropy
+from aiorocket.runtime.process import last_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -32,13 +31,6 @@ _AZURE_NAMES = (
     "AZURE_AUTHORITY_HOST", "AZURE_CLIENT_CERTIFICATE_PATH", "AZURE_POD_IDENTITY_AUTHORITY_HOST", "IDENTITY_ENDPOINT",
     "MSI_ENDPOINT",
 )  # fmt: skip
-#: Without a core file of the process that ends.
-_OPEN = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-from pyarrow import fs
-fs.FileSystem.from_uri(sys.argv[1])
-"""
 
 
 def unreadable(address: str, error: Exception) -> RocketError:
@@ -253,9 +245,9 @@ def _sync(path: str) -> None:
 @cache
 def _check_azure(location: str, told: tuple[str, ...]) -> None:
     """UsageError where Azure's library ends the process that opens ``location``, for what it is ``told``."""
-    tried = subprocess.run([sys.executable, "-c", _OPEN, location], capture_output=True, text=True, errors="replace")
-    if tried.returncode < 0:
-        why = " ".join(tried.stderr.partition("what():")[2].split())
+    said = last_words("from pyarrow import fs\nfs.FileSystem.from_uri(sys.argv[1])", location)
+    if said is not None:
+        why = " ".join(said.partition("what():")[2].split())
         raise UsageError(
             f"{location}: Azure's library cannot begin with {', '.join(told)} in the environment ({why:.200}): mend or "
             "unset what is wrong"
