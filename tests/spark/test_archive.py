@@ -41,7 +41,7 @@ from aiorocket.spark.steps.files.manifest import LAST_HOUR, partition_folder
 from aiorocket.spark.steps.rows import with_hours
 from tests.spark.lakes import NOON, CrashError, add, crash_at, make
 from tests.spark.producing import create_topic, send
-from tests.spark.test_iceberg import configure
+from tests.spark.test_iceberg import configure, lose_answers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -288,6 +288,22 @@ def test_an_archive_whose_table_is_refused_leaves_nothing(
     with pytest.raises(RocketError, match=r"catalog\.db: .* Nothing is lost"):
         archive_step(nobody, str(path), nameserver, topic, mode="direct", format="iceberg")
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.usefixtures("pyiceberg")
+def test_a_table_of_which_the_catalogue_said_nothing_is_the_next_runs(
+    nameserver: str, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It kept the name, and the next run took another."""
+    create_topic(nameserver, topic)
+    path, nobody = tmp_path / "shop/orders", cast(Any, None)  # it does not come to need a session
+    configure(monkeypatch, tmp_path / "catalog.db")
+    with monkeypatch.context() as silent, pytest.raises(RocketError, match="no answer"):
+        lose_answers(silent, "commit_table", "table_exists")
+        archive_step(nobody, str(path), nameserver, topic, mode="direct", format="iceberg")
+    table = iceberg_table(Archive.open(str(path)))
+    with closing(table.catalog):
+        assert table.name() == ("lake", "orders")
 
 
 @pytest.mark.spark_long

@@ -115,6 +115,32 @@ def configure(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
     monkeypatch.setenv("PYICEBERG_CATALOG__AIOROCKET__URI", f"sqlite:///{file}")
 
 
+def lose_answers(monkeypatch: pytest.MonkeyPatch, *calls: str) -> None:
+    """The catalogue does what it is told to, and nobody hears of it."""
+    sql = pytest.importorskip("pyiceberg.catalog.sql")
+
+    def lost(call: Any) -> Any:
+        def made(*given: Any) -> None:
+            call(*given)
+            raise RESTError("no answer")
+
+        return made
+
+    from pyiceberg.exceptions import RESTError
+
+    for name in calls:
+        monkeypatch.setattr(sql.SqlCatalog, name, lost(getattr(sql.SqlCatalog, name)))
+
+
+def test_a_table_whose_making_had_no_answer_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = make(tmp_path / "orders", format="iceberg")
+    with monkeypatch.context() as silent:
+        lose_answers(silent, "commit_table")
+        table = iceberg_table(archive)
+    with closing(table.catalog):
+        assert table.name() == ("lake", "orders")
+
+
 def rows_in(table: Any) -> tuple[str, int]:
     with closing(table.catalog):
         return ".".join(table.name()), table.scan().to_arrow().num_rows

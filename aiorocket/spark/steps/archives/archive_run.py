@@ -25,7 +25,7 @@ from aiorocket.spark.positions import starting_offsets
 from aiorocket.spark.steps.files.claims import Claim, claim, leave_nothing
 from aiorocket.spark.steps.files.delta import sync_delta
 from aiorocket.spark.steps.files.folder import Folder
-from aiorocket.spark.steps.files.iceberg import sync_iceberg
+from aiorocket.spark.steps.files.iceberg import METADATA, sync_iceberg
 from aiorocket.spark.steps.files.iceberg_catalog import FILE, NOTE
 from aiorocket.spark.steps.files.last_rows import last_rows, stored_at
 from aiorocket.spark.steps.files.manifest import (
@@ -134,9 +134,10 @@ class Run:
 
     def _undo(self, there: Collection[str]) -> None:
         """Of an archive whose table could not be made nothing stays but what was ``there``: it would be one of this
-        format for good."""
-        if self._folder.exists(NOTE):
-            return  # it was made
+        format for good. One that was made, or of which the catalogue told nothing, is the next
+        run's."""
+        if self._folder.exists(NOTE) or self._folder.exists(METADATA):
+            return
         for name in {ABOUT, FILE}.difference(there):
             self._folder.remove(name)
         leave_nothing(self._folder, "archive")

@@ -28,10 +28,11 @@ from aiorocket.spark.steps.files.manifest import DATA, PARTITIONS, Snapshot, par
 if TYPE_CHECKING:
     from aiorocket.spark.steps.files.manifest import Archive
 
-__all__ = ("expire_iceberg", "iceberg_table", "sync_iceberg")
+__all__ = ("METADATA", "expire_iceberg", "iceberg_table", "sync_iceberg")
 
 _GENERATION = "aiorocket.generation"
-_METADATA = f"{DATA}/metadata"
+#: Where pyiceberg, or the catalogue, writes what the table is; before the table is there.
+METADATA = f"{DATA}/metadata"
 
 
 def iceberg_table(archive: Archive) -> Any:
@@ -57,7 +58,7 @@ def expire_iceberg(archive: Archive, snapshot: Snapshot, before_ms: int) -> None
 
     def expire(table: Any) -> None:
         forget(table, before_ms, lambda each: _generation(each) < whole)
-        sweep(archive.folder, _METADATA, table)
+        sweep(archive.folder, METADATA, table)
 
     tried(iceberg_table(archive), expire)
 
@@ -90,10 +91,10 @@ def _commit(archive: Archive, snapshot: Snapshot, table: Any) -> int | None:
 def _create(archive: Archive, catalog: Any, name: str) -> Any:
     properties = {ID: archive.id, COMMIT: "-1", _GENERATION: "0"}
     location, schema = address_of(archive.folder, DATA), table_schema(archive.columns)
-    bare = not archive.folder.exists(_METADATA)
+    bare = not archive.folder.exists(METADATA)
     try:
         return create_table(catalog, name, schema, location, properties, PARTITIONS)
     except Exception:
         if bare and not catalog.table_exists(name):  # pyiceberg writes, then tells the catalogue
-            archive.folder.remove_tree(_METADATA)
+            archive.folder.remove_tree(METADATA)
         raise

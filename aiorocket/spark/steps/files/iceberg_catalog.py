@@ -242,9 +242,8 @@ def create_table(
     properties: Mapping[str, str],
     partitions: Sequence[str] = (),
 ) -> Any:
-    """A table of Parquet files whose columns have names and no numbers; the one there where another was quicker."""
-    from pyiceberg.exceptions import TableAlreadyExistsError
-
+    """A table of Parquet files whose columns have names and no numbers; the one there where another was quicker, or the
+    catalogue's answer was lost."""
     # Each commit writes all of the table's metadata anew: whoever follows a topic would fill the disk with old ones.
     always = {"commit.retry.num-retries": "0", "write.metadata.delete-after-commit.enabled": "true"}
     try:
@@ -257,8 +256,9 @@ def create_table(
         mapping = transaction.table_metadata.schema().name_mapping.model_dump_json()
         transaction.set_properties({"schema.name-mapping.default": mapping})
         transaction.commit_transaction()
-    except TableAlreadyExistsError:
-        pass
+    except Exception:
+        if not catalog.table_exists(name):
+            raise
     return catalog.load_table(name)
 
 
