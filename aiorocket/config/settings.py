@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
+from functools import cache
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from aiorocket.config.addresses import read_address_map
@@ -39,6 +40,8 @@ C = TypeVar("C")
 
 #: The variables of a server, and its section, have names of their own: a client beside it has other settings.
 BROKER_PREFIX, NAMESERVER_PREFIX = "AIOROCKET_BROKER_", "AIOROCKET_NAMESERVER_"
+#: Compiles each annotation.
+_hints = cache(get_type_hints)
 #: What the command line has always called it.
 _NAMESERVERS = "NAMESERVER"
 #: What Kubernetes tells a pod of a service NAME beside it: NAME_SERVICE_HOST, NAME_PORT=tcp://10.0.0.7:10911,
@@ -80,7 +83,7 @@ def options(config: type) -> Iterator[Option]:
 
 
 def _of(config: type, above: tuple[str, ...]) -> Iterator[Option]:
-    hints, parts = get_type_hints(config), parts_of(config)
+    hints, parts = _hints(config), parts_of(config)
     for each in fields(config):
         path = (*above, each.name)
         variable = _NAMESERVERS if path == ("nameservers",) else "_".join(path).upper()
@@ -96,7 +99,7 @@ def parts_of(config: type) -> dict[str, type]:
     """The fields of ``config`` that are dataclasses themselves."""
     return {
         name: kind
-        for name, hint in get_type_hints(config).items()
+        for name, hint in _hints(config).items()
         for kind in (hint, *get_args(hint))
         if isinstance(kind, type) and is_dataclass(kind)
     }
