@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from matplotlib.text import Text
-
 from aiorocket.spark.steps.functions.plot_style import save
 
 
 def framed(figure: Any, path: Path) -> Path:
     """Saves it, and looks whether each text is whole and clear of the others; of two that are turned it cannot say."""
+    from matplotlib.text import Text  # here: every worker of a run imports this module, and one draws
+
     save(figure, path)
     beyond = {
         label
