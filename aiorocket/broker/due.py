@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from aiorocket.broker.copies import Copy, store_copy, where_read
-from aiorocket.errors import RocketError, StoreError, UsageError
+from aiorocket.errors import RocketError, StoreError, StoreFullError, UsageError
 from aiorocket.runtime.deadlines import DeadlineDriver
+from aiorocket.runtime.turns import Turns
 from aiorocket.storage.results import PutResult, PutStatus, StoreBusyError
 from aiorocket_protocol import ProtocolError, RecordView
 
@@ -32,6 +34,8 @@ _log = logging.getLogger("aiorocket.broker")
 MAX_SLEEP = 10.0
 #: Messages that may wait for the store at once; more would only make the group behind them longer.
 MAX_IN_FLIGHT = 1024
+#: Messages that are moved in a turn of the loop, each counted once more for every so many bytes: some 5 ms.
+_A_TURN, _BYTES = 128, 32 << 10
 #: Seconds until a message that the store refused is tried again.
 RETRY_AFTER = 1.0
 #: Seconds that closing waits for messages on their way.
@@ -92,6 +96,9 @@ class DueDelivery(ABC):
         self._store = store
         self._driver = DeadlineDriver(loop, self._next_deadline, self._due)
         self._retry: asyncio.TimerHandle | None = None
+        self._turns = Turns(_A_TURN)
+        #: The store took no more: what is due meanwhile is not read before it is tried again.
+        self._refused = False
         self._closed = False
         self._settled: asyncio.Future[None] | None = None
         #: Messages delivered since the start.
@@ -141,28 +148,37 @@ class DueDelivery(ABC):
             return None
         return self._loop.time() + min(max(0.0, (due - self._clock.wall_ms()) / 1000), MAX_SLEEP)
 
-    def _move(self, first: int, second: int, physical: int) -> None:
-        """Store one due message under its own topic."""
+    def _move_all(self, due: Iterable[tuple[int, int, int]]) -> None:
+        """Store messages, each named and with its place in the log, under their own topics: few in a turn."""
+        self._turns.all(partial(self._move, *message) for message in due)
+
+    def _move(self, first: int, second: int, physical: int) -> int:
+        """One of them; how much it took."""
+        if self._settled is not None and self._settled.done():  # closed: it is still in flight, where a start begins
+            return 0
+        if self._refused:
+            self._failed(first, second)
+            return 0
         try:
             data = self._store.read_record(physical)
         except OSError as error:
             _log.error("%s cannot be read: %s", self._name(first, second), error)
             self._failed(first, second)
-            return
+            return 0
         except RocketError as error:
             self._give_up(first, second, error)
-            return
+            return 0
         if data is None:
             self._give_up(first, second, "it is gone from the log")
-            return
+            return 0
         try:
             copy = self._copy(RecordView(data, 0, len(data)), first, second)
         except (KeyError, ValueError, ProtocolError) as error:
             self._give_up(first, second, repr(error))
-            return
+            return len(data) // _BYTES
         if copy is None:
             self._ended(first, second)
-            return
+            return len(data) // _BYTES
 
         def done(result: PutResult) -> None:
             if result.status is PutStatus.OK:
@@ -173,10 +189,12 @@ class DueDelivery(ABC):
 
         try:
             store_copy(self._store, where_read(self._topics, copy), done)
-        except StoreError:
+        except StoreError as error:
+            self._refused = isinstance(error, StoreBusyError | StoreFullError)
             self._failed(first, second)
         except (RocketError, ProtocolError) as error:
             self._give_up(first, second, error)
+        return len(data) // _BYTES
 
     def _ended(self, first: int, second: int) -> None:
         waiting = self._waiting
@@ -198,7 +216,8 @@ class DueDelivery(ABC):
             self._retry = self._loop.call_later(RETRY_AFTER, self._again)
 
     def _again(self) -> None:
-        self._retry = None
+        self._retry, self._refused = None, False
+        again = []
         for first, second in self._waiting.retry():
             try:
                 physical = self._place(first, second)
@@ -208,5 +227,6 @@ class DueDelivery(ABC):
             if physical is None:
                 self._waiting.stored(first, second)
             else:
-                self._move(first, second, physical)
+                again.append((first, second, physical))
+        self._move_all(again)
         self._driver.update()

@@ -74,8 +74,8 @@ class DelayDelivery(DueDelivery):
             return
         waiting = [(first + index, due) for index, (_, _, due) in enumerate(entries)]
         places = {first + index: physical for index, (physical, _, _) in enumerate(entries)}
-        for offset in schedule.take(level, waiting, self._clock.wall_ms()):
-            self._move(level, offset, places[offset])
+        taken = schedule.take(level, waiting, self._clock.wall_ms())
+        self._move_all((level, offset, places[offset]) for offset in taken)
 
     def _place(self, level: int, offset: int) -> int | None:
         entries = self._store.entries(SCHEDULE_TOPIC, level - 1, offset, 1)

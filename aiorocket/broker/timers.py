@@ -64,8 +64,8 @@ class TimerDelivery(DueDelivery):
     def _due(self, _now: float) -> None:
         room = MAX_IN_FLIGHT - self._schedule.in_flight
         if room > 0 and not self._closed:
-            for code, place in self._schedule.take(self._clock.wall_ms(), room):
-                self._move(code, place, place)
+            taken = self._schedule.take(self._clock.wall_ms(), room)
+            self._move_all((code, place, place) for code, place in taken)
 
     def _place(self, code: int, place: int) -> int:
         return place

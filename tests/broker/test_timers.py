@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.timers import ROLL, TimerSchedule, deletes, due_of, is_rolled, wait_code
 from aiorocket.config import Limits, StoreConfig
+from aiorocket.storage.results import StoreBusyError
 from aiorocket.testing import SimDisk, Simulation, simulate
 from aiorocket_protocol import (
     RecallHandle,
@@ -305,6 +306,78 @@ def test_none_is_lost_or_early_when_a_broker_dies(seed: int, power: bool) -> Non
         await host.run(broker.close())
 
     simulate(main, seed)
+
+
+@pytest.mark.parametrize("wait", ["DELAY\x013\x02", "TIMER_DELAY_SEC\x0110\x02"])
+def test_of_large_messages_that_are_due_together_few_are_read_in_a_turn(
+    wait: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """60 of 4 MiB that had been sent back took 0.9 s, and once more a second later when the store took no more."""
+
+    async def main(sim: Simulation) -> None:
+        host, broker = await started(sim, sim.env(), config(store=StoreConfig(segment_size=64 << 20)))
+        peer = SimPeer(sim, broker.address)
+        for _ in range(24):
+            assert (await peer.send(bytes(400_000), properties=wait)).code == 0
+        read, busy = [0], True
+        read_record, append = broker.store.read_record, broker.store.append
+
+        def noted(place: int) -> bytes | None:
+            if not read[-1]:
+                asyncio.get_running_loop().call_soon(read.append, 0)
+            data = read_record(place)
+            read[-1] += len(data or b"")
+            return data
+
+        def refused(*args: Any, **options: Any) -> None:
+            if busy:
+                raise StoreBusyError("the disk is too slow for this rate")
+            append(*args, **options)
+
+        monkeypatch.setattr(broker.store, "read_record", noted)
+        monkeypatch.setattr(broker.store, "append", refused)
+        await asyncio.sleep(15)
+        assert 400_000 <= sum(read) <= 10 * 401_000  # one a second
+        busy = False
+        await asyncio.sleep(2)
+        assert len(await peer.drain()) == 24
+        assert sum(read) >= 24 * 400_000 and max(read) <= 5_000_000
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+def test_a_stop_while_many_are_due_repeats_none_and_loses_none() -> None:
+    """They are moved in turns of the loop."""
+
+    async def main(sim: Simulation) -> None:
+        env = sim.env()
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        sent = [str(number).encode() for number in range(500)]
+        due = env.clock.wall_ms() + 60_000
+        for body in sent:
+            assert (await peer.send(body, properties=f"TIMER_DELIVER_MS\x01{due}\x02")).code == 0
+        begun, read_record = asyncio.Event(), broker.store.read_record
+
+        def noted(place: int) -> bytes | None:
+            begun.set()
+            return read_record(place)
+
+        broker.store.read_record = noted  # type: ignore[method-assign]  # its host ends here
+        await begun.wait()
+        assert broker.timers.in_flight == 500 and broker.store.max_offset("T", 0) == 0
+        await peer.close()
+        await host.run(broker.close())
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        await asyncio.sleep(40)
+        assert sorted(await peer.drain()) == sorted(sent)
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
 
 
 def test_a_wall_clock_that_is_set_makes_none_early_and_repeats_none() -> None:
