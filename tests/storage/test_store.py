@@ -19,7 +19,7 @@ from aiorocket.runtime.env import memory_env, real_env
 from aiorocket.runtime.memory_disk import MemoryDisk, MemoryFile
 from aiorocket.storage import PutResult, PutStatus, ReadStatus, StoreBusyError, opening
 from aiorocket.storage import store as store_module
-from aiorocket.storage.commit_group import KEPT, Run
+from aiorocket.storage.commit_group import KEPT, CommitGroup, Run
 from aiorocket.storage.consume_queue import ConsumeQueue
 from aiorocket.storage.segment import Segment
 from aiorocket.storage.tail_cache import TailCache
@@ -624,6 +624,36 @@ async def test_small_groups_that_are_synced_find_their_places_written(monkeypatc
     await put(lax)
     await lax.close()
     assert not zeros
+
+
+@pytest.mark.parametrize("flush", ["sync", "async"])
+async def test_a_large_group_is_written_beside_the_loop(flush: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 MiB that had waited for a sync were copied and summed up in one callback: 60 to 125 ms."""
+    written: list[tuple[bool, int]] = []
+    in_thread, put_run, write = [False], Run.put, CommitGroup.write
+
+    def noted(run: Run, *args: Any) -> None:
+        written.append((in_thread[-1], sum(map(len, run.buffers))))
+        put_run(run, *args)
+
+    def job(group: CommitGroup, *args: Any) -> None:
+        in_thread.append(True)
+        write(group, *args)
+        in_thread.pop()
+
+    monkeypatch.setattr(Run, "put", noted)
+    monkeypatch.setattr(CommitGroup, "write", job)
+    store = await opened(flush=flush, segment_size=64 << 20)
+    await put(store, body=b"it opens the segment")
+    written.clear()
+    body = bytes(3 << 20)
+    for count_of in (1, 2, 3, 1, 5):
+        results = await asyncio.gather(*[put(store, body=body) for _ in range(count_of)])
+        assert {result.status for result in results} == {PutStatus.OK}
+    assert written and all(beside is (size > 8 << 20) for beside, size in written)
+    assert {beside for beside, _ in written} == {True, False}
+    assert bodies(store)[1:] == [body] * 12
+    await store.close()
 
 
 @pytest.mark.parametrize("many, before", [(0, 0), (0, 5), (0, 128), (0, 704), (5, 125), (2, 703)])
