@@ -196,6 +196,7 @@ _OF_ONE = frozenset(
     (
         RequestCode.CHECK_CLIENT_CONFIG,
         RequestCode.QUERY_ASSIGNMENT,
+        RequestCode.QUERY_DATA_VERSION,
         RequestCode.SET_MESSAGE_REQUEST_MODE,
         RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
     )

@@ -129,6 +129,9 @@ class Tolerant:
 
     def blank(self) -> str:
         """Skip blanks; the character after them, or "" at the end."""
+        found = self.text[self.at : self.at + 1]
+        if found > " ":  # as nearly always
+            return found
         match = _BLANK.match(self.text, self.at)
         self.at = match.end() if match else self.at
         return self.text[self.at : self.at + 1]
@@ -208,6 +211,7 @@ class Tolerant:
         if first == "{":
             if depth > MAX_NESTING:
                 raise self.error(f"more than {MAX_NESTING} levels")
+            self.left -= 1
             return _frozen(self.object(depth))
         if match := _NUMBER.match(self.text, self.at):
             self.at = match.end()
