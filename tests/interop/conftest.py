@@ -16,7 +16,6 @@ import pytest
 
 from tests.interop import works
 from tests.interop.peers import (
-    FOR_ALL,
     OLDER,
     Admin,
     Command,
@@ -71,13 +70,6 @@ def jars() -> Path:
 
 
 @pytest.fixture(scope="session")
-def smoke_classes(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    classes = tmp_path_factory.mktemp("smoke-classes")
-    JavaClient.compile(jars, classes)
-    return classes
-
-
-@pytest.fixture(scope="session")
 def apache(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with apache_server(jars, tmp_path_factory.mktemp("apache"), more=USERS) as server:
         wait_for_statistics(server)
@@ -102,24 +94,8 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-async def java(jars: Path, smoke_classes: Path, tmp_path: Path) -> AsyncIterator[JavaClient]:
-    client = JavaClient(jars, smoke_classes, tmp_path)
-    try:
-        yield client
-    finally:
-        await client.close()
-
-
-@pytest.fixture(scope="session")
-def older_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    classes = tmp_path_factory.mktemp("older-classes")
-    JavaClient.compile(fetch_jars(OLDER), classes, FOR_ALL)
-    return classes
-
-
-@pytest.fixture
-async def java_older(older_classes: Path, tmp_path: Path) -> AsyncIterator[JavaClient]:
-    client = JavaClient(fetch_jars(OLDER), older_classes, tmp_path)
+async def java(tmp_path: Path) -> AsyncIterator[JavaClient]:
+    client = JavaClient(tmp_path)
     try:
         yield client
     finally:
@@ -127,8 +103,17 @@ async def java_older(older_classes: Path, tmp_path: Path) -> AsyncIterator[JavaC
 
 
 @pytest.fixture
-def mqadmin(jars: Path, smoke_classes: Path, server: Server, tmp_path: Path) -> Iterator[Command]:
+async def java_older(tmp_path: Path) -> AsyncIterator[JavaClient]:
+    client = JavaClient(tmp_path, OLDER)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+@pytest.fixture
+def mqadmin(server: Server, tmp_path: Path) -> Iterator[Command]:
     """Apache's mqadmin at a module's ``server``: one process for a test, in a thread, for it may ask the test's own
     client."""
-    with Admin(jars, smoke_classes, tmp_path / "mqadmin", server.nameserver) as admin:
+    with Admin(tmp_path / "mqadmin", server.nameserver) as admin:
         yield partial(asyncio.to_thread, admin)

@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,9 +27,9 @@ from tests.ports import free_port
 
 __all__ = (
     "BRIEF",
-    "FOR_ALL",
     "NEWEST",
     "OLDER",
+    "ROOT",
     "TIED",
     "Admin",
     "Command",
@@ -40,6 +41,7 @@ __all__ = (
     "apache_nameserver",
     "apache_server",
     "ask",
+    "class_path",
     "fetch_jars",
     "inside",
     "kept",
@@ -52,11 +54,10 @@ __all__ = (
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 POM = HERE / "java" / "pom.xml"
-PROGRAMS = tuple(HERE / "java" / f"{name}.java" for name in ("Smoke", "Kinds"))
-#: What compiles against every version of Apache's client.
-FOR_ALL = tuple(HERE / "java" / f"{name}.java" for name in ("Features", "Members", "Admin", "Steady"))
 #: The version in the pom, and another of its jars by name.
 NEWEST, OLDER = "5.5.0", "4.9.7"
+#: Our programs, by the version of Apache's jars that they compile against.
+PROGRAMS = {NEWEST: ("*",), OLDER: ("Access", "Admin", "Features", "Members", "Steady")}
 
 #: What Apache's own start scripts open for a Java above 8; without it the store's direct buffers and locks fail.
 JVM_OPTIONS = (
@@ -128,6 +129,27 @@ def fetch_jars(version: str = NEWEST, *, pom: Path = POM) -> Path:
             raise RuntimeError(f"Maven could not fetch the jars (exit {code}); {log} ends with:\n{_tail(log)}")
         partial.rename(lib)
         return lib
+
+
+@cache  # whoever asks again does not wait for others that fetch
+def class_path(version: str = NEWEST) -> str:
+    """Java's, with the jars of one version and our programs of ``java``, compiled once per content of these."""
+    lib = fetch_jars(version)
+    programs = sorted(path for name in PROGRAMS[version] for path in POM.parent.glob(f"{name}.java"))
+    content = b"".join(path.read_bytes() for path in (POM, *programs))
+    with kept() as home:
+        classes = home / f"classes-{version}-{hashlib.sha256(content).hexdigest()[:12]}"
+        if not classes.is_dir():
+            partial = home / f"{classes.name}.{os.getpid()}"
+            command = ["javac", "-nowarn", "-encoding", "UTF-8", "-cp", f"{lib}/*", "-d", str(partial)]
+            result = subprocess.run(
+                [*command, *map(str, programs)], capture_output=True, text=True, timeout=300, check=False
+            )
+            if result.returncode != 0:
+                shutil.rmtree(partial, ignore_errors=True)
+                raise RuntimeError(f"javac failed:\n{result.stderr}")
+            partial.rename(classes)
+    return f"{classes}{os.pathsep}{lib}/*"
 
 
 def ask(
@@ -446,23 +468,15 @@ class JavaRun:
 class JavaClient:
     """Starts programs on Apache's official client; their home and their error logs are in ``place``."""
 
-    def __init__(self, lib: Path, classes: Path, place: Path) -> None:
-        self._lib = lib
-        self._classes = classes
+    def __init__(self, place: Path, version: str = NEWEST) -> None:
+        self._path = class_path(version)
         self._place = place
         self._runs: list[JavaRun] = []
-
-    @staticmethod
-    def compile(lib: Path, classes: Path, programs: Sequence[Path] = (*PROGRAMS, *FOR_ALL)) -> None:
-        command = ["javac", "-nowarn", "-encoding", "UTF-8", "-cp", f"{lib}/*", "-d", str(classes), *map(str, programs)]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-        if result.returncode != 0:
-            raise RuntimeError(f"javac failed:\n{result.stderr}")
 
     async def start(self, *arguments: str, program: str = "Smoke") -> JavaRun:
         name = f"{program.lower()}-{len(self._runs)}-{arguments[0]}"
         options = [*JVM_OPTIONS, "-Xmx256m", *BRIEF, *inside(self._place)]
-        command = ["java", *options, "-cp", f"{self._classes}{os.pathsep}{self._lib}/*", program, *arguments]
+        command = ["java", *options, "-cp", self._path, program, *arguments]
         run = await JavaRun.start(name, command, self._place / f"{name}.log")
         self._runs.append(run)
         return run
@@ -475,16 +489,15 @@ class JavaClient:
 class Admin:
     """Apache's mqadmin of one version: many commands in one process, for a start takes seconds."""
 
-    def __init__(self, lib: Path, classes: Path, place: Path, nameserver: str) -> None:
+    def __init__(self, place: Path, nameserver: str, version: str = NEWEST) -> None:
         conf = place / "conf"
         conf.mkdir(parents=True, exist_ok=True)
         for name in ("logback_tools.xml", "rmq.tools.logback.xml"):
             (conf / name).write_text('<configuration><root level="OFF"/></configuration>')
         options = [*JVM_OPTIONS, "-Xmx256m", *BRIEF, *inside(place)]
-        path = f"{classes}{os.pathsep}{lib}/*"
         with (place / "mqadmin.log").open("wb") as errors:
             self._child = subprocess.Popen(
-                [*TIED, "java", *options, f"-Drocketmq.namesrv.addr={nameserver}", "-cp", path, "Admin"],
+                [*TIED, "java", *options, f"-Drocketmq.namesrv.addr={nameserver}", "-cp", class_path(version), "Admin"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd=place, text=True,
                 env={**os.environ, "ROCKETMQ_HOME": str(place), "NAMESRV_ADDR": nameserver},
             )  # fmt: skip

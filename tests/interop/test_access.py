@@ -22,12 +22,11 @@ from tests.interop.peers import (
     NEWEST,
     OLDER,
     Admin,
-    JavaClient,
     JavaRun,
     Server,
     apache_server,
     ask,
-    fetch_jars,
+    class_path,
     inside,
     our_server,
 )
@@ -60,6 +59,7 @@ OVER_TLS = (
     f"-Dtls.client.trustCertPath={CERTIFICATES / 'ca.pem'}",
     "-Dtls.config.file=/nowhere/tls.properties",
 )
+VERSIONS = {"newest": NEWEST, "older": OLDER}
 #: Where Apache's broker keeps the users that these make.
 PROVIDER = "org.apache.rocketmq.auth.authentication.provider.LocalAuthenticationMetadataProvider"
 
@@ -97,32 +97,12 @@ def encrypted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-def java_of(version: str, place: Path) -> tuple[Path, Path]:
-    """The jars of one version and the program compiled against them."""
-    lib = fetch_jars(version)
-    command = ["javac", "-encoding", "UTF-8", "-cp", f"{lib}/*", "-d", str(place)]
-    source = Path(__file__).resolve().parent / "java" / "Access.java"
-    subprocess.run([*command, str(source)], capture_output=True, timeout=300, check=True)
-    return lib, place
-
-
-@pytest.fixture(scope="module")
-def newest(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return java_of(NEWEST, tmp_path_factory.mktemp("access-newest"))
-
-
-@pytest.fixture(scope="module")
-def older(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return java_of(OLDER, tmp_path_factory.mktemp("access-older"))
-
-
 async def exchange(
-    java: tuple[Path, Path], server: Server, place: Path, topic: str, group: str, key: str, secret: str, tls: bool
+    version: str, server: Server, place: Path, topic: str, group: str, key: str, secret: str, tls: bool
 ) -> list[dict[str, Any]]:
-    lib, classes = java
     options = [*JVM_OPTIONS, *(OVER_TLS if tls else ()), "-Xmx256m", *BRIEF, *inside(place)]
     arguments = server.nameserver, topic, group, key, secret, "5"
-    command = ["java", *options, "-cp", f"{classes}{os.pathsep}{lib}/*", "Access", *arguments]
+    command = ["java", *options, "-cp", class_path(VERSIONS[version]), "Access", *arguments]
     run = await JavaRun.start(f"Access of {key or 'nobody'}", command, place / f"{topic}-{key}.errors")
     try:
         return (await run.finish(limit=250))[:-1]
@@ -135,9 +115,9 @@ async def exchange(
 async def test_javas_client_signs_in(
     version: str, servers: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    java, server = request.getfixturevalue(version), request.getfixturevalue(servers)
+    server: Server = request.getfixturevalue(servers)
     names = f"java-{version}", f"java-group-{version}"
-    events = await exchange(java, server, tmp_path, *names, "shop", SECRETS["shop"], servers == "encrypted")
+    events = await exchange(version, server, tmp_path, *names, "shop", SECRETS["shop"], servers == "encrypted")
     assert [event["event"] for event in events] == ["sent", "consumed"], events
 
 
@@ -151,10 +131,9 @@ async def test_javas_client_signs_in(
     ids=["wrong secret", "no right", "unsigned"],
 )
 async def test_javas_client_is_told_why_not(
-    version: str, key: str, secret: str, said: str, plain: Server, request: pytest.FixtureRequest, tmp_path: Path
+    version: str, key: str, secret: str, said: str, plain: Server, tmp_path: Path
 ) -> None:
-    java = request.getfixturevalue(version)
-    (refused,) = await exchange(java, plain, tmp_path, "java-refused", "java-group", key, secret, False)
+    (refused,) = await exchange(version, plain, tmp_path, "java-refused", "java-group", key, secret, False)
     # The client tells of a route it does not get in words of its own, with ours as the cause or in its log.
     said_of_it = refused["text"] + "".join(log.read_text(errors="replace") for log in tmp_path.rglob("*.log"))
     assert refused["event"] == "refused" and said in said_of_it, said_of_it[-3000:]
@@ -204,19 +183,10 @@ def mqadmin(jars: Path, server: Server, home: Path, tls: bool, *arguments: str) 
     return done.stdout + done.stderr
 
 
-@pytest.fixture(scope="module")
-def admin_classes(tmp_path_factory: pytest.TempPathFactory, jars: Path) -> Path:
-    classes = tmp_path_factory.mktemp("admin")
-    JavaClient.compile(jars, classes, [Path(__file__).resolve().parent / "java" / "Admin.java"])
-    return classes
-
-
-def test_mqadmin_manages_users_and_their_rights(
-    plain: Server, encrypted: Server, jars: Path, admin_classes: Path, tmp_path: Path
-) -> None:
+def test_mqadmin_manages_users_and_their_rights(plain: Server, encrypted: Server, jars: Path, tmp_path: Path) -> None:
     sign_as(tmp_path, "ops")
     at = ("-b", plain.broker)
-    with Admin(jars, admin_classes, tmp_path, plain.nameserver) as admin:
+    with Admin(tmp_path, plain.nameserver) as admin:
         assert "create user to" in admin("createUser", *at, "-u", "made", "-p", SECRETS["made"], "-t", "Normal")
         user = admin("getUser", *at, "-u", "made")
         assert "made" in user and "Normal" in user and SECRETS["made"] not in user

@@ -25,7 +25,7 @@ from aiorocket.dashboard.app import PAGES, application
 from aiorocket.dashboard.settings import DashboardConfig
 from aiorocket.dashboard.site import Site
 from aiorocket_protocol import DLQ_PREFIX
-from tests.interop.peers import HERE, JavaClient, Server, ask, online, our_server
+from tests.interop.peers import JavaClient, Server, ask, online, our_server
 from tests.interop.test_mqadmin import ONLINE, fields
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
@@ -67,11 +67,8 @@ ANSWERS = {
 }
 
 
-async def test_every_page_has_its_answer(jars: Path, tmp_path: Path) -> None:
-    classes = tmp_path / "classes"
-    classes.mkdir()
-    JavaClient.compile(jars, classes, [HERE / "java" / "Dashboard.java"])
-    java = JavaClient(jars, classes, tmp_path)
+async def test_every_page_has_its_answer(tmp_path: Path) -> None:
+    java = JavaClient(tmp_path)
     with our_server(tmp_path / "server") as server:
         assert (
             ask(server.broker, CREATE_TOPIC, {**fields("orders"), "readQueueNums": "2", "writeQueueNums": "2"})[0] == 0

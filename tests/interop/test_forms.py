@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.interop.peers import ROOT, class_path
+
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
-HERE = Path(__file__).resolve().parent
-SPEC = HERE.parents[1] / "protocol" / "spec" / "forms.toml"
+SPEC = ROOT / "protocol" / "spec" / "forms.toml"
 
 
 def shown(meant: Any) -> str:
@@ -24,19 +23,15 @@ def shown(meant: Any) -> str:
     return str(meant).lower() if isinstance(meant, bool) else str(meant)
 
 
-def test_values_mean_what_apaches_libraries_make_of_them(jars: Path, tmp_path: Path) -> None:
+def test_values_mean_what_apaches_libraries_make_of_them() -> None:
     asked: list[tuple[str, str, str]] = []
     for kind, forms in tomllib.loads(SPEC.read_text(encoding="utf-8")).items():
         asked += ((kind, form, shown(meant)) for form, meant in forms["read"])
         for outcome in ("absent", "refused", "ours", "false"):
             asked += ((kind, form, f"<{outcome}>") for form in forms.get(outcome, ()))
-    source = HERE / "java" / "Forms.java"
-    subprocess.run(
-        ["javac", "-encoding", "UTF-8", "-cp", f"{jars}/*", "-d", str(tmp_path), str(source)], check=True, timeout=120
-    )
     lines = "".join(f"{kind}\t{form}\n" for kind, form, _ in asked)
     told = subprocess.run(
-        ["java", "-Dfile.encoding=UTF-8", "-cp", f"{tmp_path}{os.pathsep}{jars}/*", "Forms"],
+        ["java", "-Dfile.encoding=UTF-8", "-cp", class_path(), "Forms"],
         input=lines, capture_output=True, encoding="utf-8", check=True, timeout=120,
     )  # fmt: skip
     answers = [set(line.split("\t")) for line in told.stdout.splitlines()]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.interop.peers import FOR_ALL, NEWEST, OLDER, Admin, JavaClient, Server, fetch_jars
+from tests.interop.peers import NEWEST, OLDER, Admin, JavaClient, Server
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
 
@@ -19,21 +19,17 @@ FEATURES = (
 
 
 class Java:
-    """One version of the client: its jars and our programs for it."""
+    """One version of the client: where our programs for it are, and what they said."""
 
     def __init__(self, version: str, place: Path) -> None:
         self.version = version
         self.place = place
-        self.lib = fetch_jars(version)
-        self.classes = place / "classes"
-        self.classes.mkdir()
-        JavaClient.compile(self.lib, self.classes, FOR_ALL)
         #: What ran once: by server, feature -> what the program said of it.
         self.said: dict[str, dict[str, Any]] = {}
 
     async def features(self, server: Server) -> dict[str, Any]:
         if server.kind not in self.said:
-            client = JavaClient(self.lib, self.classes, self.place)
+            client = JavaClient(self.place, self.version)
             try:
                 prefix = f"f{self.version.replace('.', '')}"
                 run = await client.start(server.nameserver, prefix, program="Features")
@@ -51,7 +47,7 @@ def version(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="session")
 def mqadmin(version: Java, ours: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Admin]:
-    with Admin(version.lib, version.classes, tmp_path_factory.mktemp("mqadmin"), ours.nameserver) as admin:
+    with Admin(tmp_path_factory.mktemp("mqadmin"), ours.nameserver, version.version) as admin:
         yield admin
 
 

@@ -20,7 +20,7 @@ from aiorocket_protocol import TRACE_TOPIC
 from aiorocket_protocol.message_trace import TraceRecord, write_trace
 from tests.interop.conftest import USERS
 from tests.interop.migration import ROWS, Row
-from tests.interop.peers import FOR_ALL, Admin, JavaClient, apache_server, ask, online, wait_for_statistics
+from tests.interop.peers import Admin, apache_server, ask, online, wait_for_statistics
 from tests.interop.test_mqadmin import ONLINE, fields
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
@@ -50,9 +50,6 @@ class Cluster(NamedTuple):
 @pytest.fixture(scope="module")
 def cluster(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     place = tmp_path_factory.mktemp("migration")
-    classes = place / "classes"
-    classes.mkdir()
-    JavaClient.compile(jars, classes, FOR_ALL)
     with pytest.MonkeyPatch.context() as patch, apache_server(jars, place / "apache", more=USERS) as server:
         patch.setenv("AIOROCKET_PASSWORD", "a-password-of-clerks")
         wait_for_statistics(server)
@@ -60,7 +57,7 @@ def cluster(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cl
             made = {**fields(topic), "readQueueNums": "2", "writeQueueNums": "2"}
             assert ask(server.broker, CREATE_TOPIC, made)[0] == 0
         until(lambda: ask(server.nameserver, 105, {"topic": "%RETRY%auditors"})[0] == 0)
-        with online(ONLINE, server.nameserver) as said, Admin(jars, classes, place, server.nameserver) as mqadmin:
+        with online(ONLINE, server.nameserver) as said, Admin(place, server.nameserver) as mqadmin:
             assert said == "online\n"
             names = {
                 "T": "orders", "N": "made-here", "G": "online-group", "O": "made-group", "A": "auditors",

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.interop.peers import FOR_ALL, NEWEST, OLDER, Admin, JavaClient, Server, ask, fetch_jars, online, our_server
+from tests.interop.peers import NEWEST, OLDER, Admin, Server, ask, online, our_server
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
 
@@ -52,14 +52,11 @@ class Setting(NamedTuple):
 @pytest.fixture(scope="module", params=[NEWEST, OLDER])
 def setting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setting]:
     place = tmp_path_factory.mktemp("mqadmin")
-    lib, classes = fetch_jars(request.param), place / "classes"
-    classes.mkdir()
-    JavaClient.compile(lib, classes, FOR_ALL)
     (place / "topics.json").write_text(json.dumps([topic("listed-a"), topic("listed-b")]))
     (place / "groups.json").write_text(json.dumps([{"groupName": "listed-group", "retryMaxTimes": 3}]))
     with our_server(place / "server") as server:
         assert ask(server.broker, 17, {**fields("orders"), "readQueueNums": "2", "writeQueueNums": "2"})[0] == 0
-        with online(ONLINE, server.nameserver) as said, Admin(lib, classes, place, server.nameserver) as admin:
+        with online(ONLINE, server.nameserver) as said, Admin(place, server.nameserver, request.param) as admin:
             assert said == "online\n"
             yield Setting(request.param, server, admin, place, place / "server" / "broker.log")
 

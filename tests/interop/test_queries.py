@@ -14,7 +14,7 @@ import pytest
 
 from aiorocket import Admin, Consumer, Message, Producer, Retry
 from aiorocket.telemetry.message_trace import MessageTrace, trace_of
-from tests.interop.peers import NEWEST, OLDER, Command, Server, ask, fetch_jars
+from tests.interop.peers import NEWEST, OLDER, Command, Server, ask
 from tests.interop.peers import Admin as Mqadmin
 from tests.interop.test_consumers import create, server, until
 
@@ -33,8 +33,7 @@ def version(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def mqadmin_of(version: str, server: Server, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Mqadmin]:
     """mqadmin of one version."""
-    classes = request.getfixturevalue("smoke_classes" if version == NEWEST else "older_classes")
-    with Mqadmin(fetch_jars(version), classes, tmp_path / "mqadmin", server.nameserver) as started:
+    with Mqadmin(tmp_path / "mqadmin", server.nameserver, version) as started:
         yield started
 
 

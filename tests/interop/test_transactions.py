@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import subprocess
 import time
 from pathlib import Path
@@ -16,11 +15,10 @@ import pytest
 from aiorocket import Consumer, Message
 from aiorocket.client.sending.transaction import TransactionProducer
 from aiorocket.model import TxState
-from tests.interop.peers import BRIEF, JVM_OPTIONS, TIED, Server, ask, inside
+from tests.interop.peers import BRIEF, JVM_OPTIONS, TIED, Server, ask, class_path, inside
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(400)]
 
-PROGRAM = Path(__file__).resolve().parent / "java" / "Transactions.java"
 CREATE_TOPIC, GET_ROUTE = 17, 105
 
 
@@ -36,13 +34,10 @@ async def create(server: Server, topic: str) -> None:
         await asyncio.sleep(0.2)
 
 
-async def facts(jars: Path, server: Server, place: Path, topic: str) -> list[dict[str, Any]]:
-    subprocess.run(
-        ["javac", "-encoding", "UTF-8", "-cp", f"{jars}/*", "-d", str(place), str(PROGRAM)], check=True, timeout=120
-    )
+async def facts(server: Server, place: Path, topic: str) -> list[dict[str, Any]]:
     with (place / "java.log").open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
-            *TIED, "java", *JVM_OPTIONS, "-Xmx256m", *BRIEF, *inside(place), "-cp", f"{place}{os.pathsep}{jars}/*",
+            *TIED, "java", *JVM_OPTIONS, "-Xmx256m", *BRIEF, *inside(place), "-cp", class_path(),
             "Transactions", server.nameserver, topic, f"{topic}-requests",
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, cwd=place,
         )  # fmt: skip
@@ -55,14 +50,12 @@ async def facts(jars: Path, server: Server, place: Path, topic: str) -> list[dic
 
 
 @pytest.mark.parametrize("kind", ["apache", "ours"])
-async def test_transactions_filters_and_replies(
-    request: pytest.FixtureRequest, jars: Path, tmp_path: Path, kind: str
-) -> None:
+async def test_transactions_filters_and_replies(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> None:
     server: Server = request.getfixturevalue(kind)
     topic = f"transactions-{kind}"
     for name in (topic, f"{topic}-requests"):
         await create(server, name)
-    told = await facts(jars, server, tmp_path, topic)
+    told = await facts(server, tmp_path, topic)
 
     def values(event: str, name: str) -> dict[str, int]:
         return {fact["body"]: fact[name] for fact in told if fact["event"] == event}
