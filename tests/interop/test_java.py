@@ -59,7 +59,9 @@ async def test_feature(feature: str, version: Java, ours: Server, request: pytes
 
 async def test_traces_are_kept_and_read_back(version: Java, ours: Server, mqadmin: Admin) -> None:
     message_id = (await version.features(ours))["trace"]["why"]
-    said = mqadmin("queryMsgTraceById", "-i", message_id, "-t", "RMQ_SYS_TRACE_TOPIC")
+    said = ""
+    while not said or "RemotingTimeoutException" in said:  # it waits 3 s for an answer
+        said = mqadmin("queryMsgTraceById", "-i", message_id, "-t", "RMQ_SYS_TRACE_TOPIC")
     producer, consumer = (
         [line.split() for line in said.splitlines() if line.startswith(kind)] for kind in ("Pub ", "Sub ")
     )

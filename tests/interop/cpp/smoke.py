@@ -20,6 +20,8 @@ import threading
 import time
 from typing import Any
 
+from features import features, routed
+
 # Installed only where .ci/run builds this client, and without types.
 from rocketmq.client import Message, Producer, PushConsumer, RecvMessage  # type: ignore[import-untyped, import-not-found, unused-ignore]
 from rocketmq.exceptions import RocketMQException  # type: ignore[import-untyped, import-not-found, unused-ignore]
@@ -58,7 +60,7 @@ def send(nameserver: str, topic: str, prefix: str, count: int) -> None:
     sender.start()
     for index in range(count):
         body = f"{prefix}-{index}"
-        result = sender.send_sync(message(topic, body, index))
+        result = routed(sender.send_sync, message(topic, body, index))
         show(event="sent", body=body, status=int(result.status), msgId=result.msg_id, queueOffset=result.offset)
     result = sender.send_batch([message(topic, f"{prefix}-batch-{index}", index) for index in range(2)])
     show(
@@ -150,8 +152,6 @@ if __name__ == "__main__":
     elif sys.argv[1] == "steady":
         steady(*sys.argv[2:4], float(sys.argv[4]))
     elif sys.argv[1] == "features":
-        from features import features
-
         features(sys.argv[2], sys.argv[4], show)
     else:
         consume(*sys.argv[2:6], int(sys.argv[6]), float(sys.argv[7]))
