@@ -43,8 +43,9 @@ if SEEDS < 200:
 _ONE_WORKER = {"tests/spark", "tests/architecture"}
 #: Minutes of seeds that share nothing: who is free takes the next.
 _APART = {"tests/harness/test_chaos.py", "tests/harness/test_simulated.py"}
-#: Each worker of interop has Apache's servers of its own: with those of its tests up to nine JVMs, 3 GB.
-_INTEROP_WORKERS = 2
+#: Each worker of interop has Apache's servers of its own: with those of its tests 5 GB in all. One waits
+#: for them so often that three share two cores, and fewer leave them idle.
+_INTEROP_WORKERS = 3
 
 #: Long ones begin, so that no worker is left with one at the end.
 _FIRST = ("interop", "harness", "spark", "cli", "apps", "sim", "storage", "remoting", "architecture")
@@ -75,7 +76,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
         return 0
     cores = os.cpu_count() or 1
     if _asked_for("interop", config):
-        return min(_INTEROP_WORKERS, cores)
+        return _INTEROP_WORKERS
     return None if config.option.markexpr else cores + 1
 
 
