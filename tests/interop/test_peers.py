@@ -6,6 +6,7 @@ import os
 import select
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,11 @@ asyncio.run(main(Path(sys.argv[1])))
 def test_what_a_worker_started_ends_with_it(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", STARTS, tmp_path], cwd=ROOT, stdout=subprocess.PIPE) as worker:
         assert worker.stdout is not None
-        started = [os.pidfd_open(int(number)) for number in worker.stdout.readline().split()]
+        numbers = worker.stdout.readline().split()
+        started = [os.pidfd_open(int(number)) for number in numbers]
+        for number in numbers:  # until then it is setpriv, which has perhaps not asked yet to be ended
+            while Path(f"/proc/{int(number)}/comm").read_text() != "sleep\n":
+                time.sleep(0.01)
         worker.kill()
     try:
         assert len(started) == 2
