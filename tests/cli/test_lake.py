@@ -416,6 +416,13 @@ def test_an_archive_that_is_not_there_is_told_before_spark_starts(command: str, 
     assert result.output.startswith(f"Error: no archive at {tmp_path / 'a'}")
 
 
+@pytest.mark.parametrize("command", ["compact", "restore", "verify"])
+def test_an_archive_to_keep_that_is_not_there_is_told_before_spark_starts(command: str, tmp_path: Path) -> None:
+    result = lake(command, str(tmp_path / "a"))
+    assert result.exit_code == 1
+    assert result.output.startswith(f"Error: no archive at {tmp_path / 'a'}")
+
+
 def test_a_topic_that_cannot_be_is_told_before_spark_starts(tmp_path: Path) -> None:
     result = lake("archive", "no:topic", str(tmp_path / "a"))
     assert result.exit_code == 1 and result.output.startswith("Error: topic: topic 'no:topic': 1 to 127"), result.output

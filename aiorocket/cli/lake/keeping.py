@@ -142,6 +142,7 @@ def compact(
 
     Of a table that a step wrote, too: the same rows, while no run of that step is under way.
     """
+    _need_archive(path, or_table=True)
 
     def work(spark: Any, tell: ProgressCall, _: Interrupts) -> StepReport:
         from aiorocket.spark.steps import compact as step
@@ -183,6 +184,7 @@ def restore(
     Bodies, keys, tags and properties are kept. An interrupted restore goes on with the portion that was on the way:
     some of its messages may come twice, with the same property RESTORE_ID.
     """
+    _need_archive(path)
 
     def work(spark: Any, tell: ProgressCall, _: Interrupts) -> StepReport:
         from aiorocket.spark.steps import restore as step
@@ -202,6 +204,7 @@ def restore(
 @report_options
 def verify(path: str, master: str, conf: dict[str, str], as_json: bool) -> None:
     """Read the archive at PATH and count its rows by queue: are they what the manifest says?"""
+    _need_archive(path)
 
     def work(spark: Any, tell: ProgressCall, _: Interrupts) -> StepReport:
         from aiorocket.spark.steps import verify as step
@@ -229,6 +232,17 @@ def show(path: str, as_json: bool) -> None:
         from aiorocket.spark.steps.files.manifest import Archive
 
         sys.exit(_show_archive(path, Archive.open(path), as_json))
+
+
+def _need_archive(path: str, *, or_table: bool = False) -> None:
+    """Ends the command where none is, before Spark starts."""
+    check_extras()
+    with told_in_a_line():
+        from aiorocket.spark.steps.files.manifest import Archive
+        from aiorocket.spark.steps.tables.table import Table
+
+        if not (or_table and Table.there(path)):
+            Archive.open(path)
 
 
 def _show_archive(path: str, there: Any, as_json: bool) -> int:
