@@ -995,3 +995,31 @@ def test_a_message_whose_tag_is_no_text_comes_again_too() -> None:
         await host.run(broker.close())
 
     simulate(main)
+
+
+def test_of_pops_that_are_over_together_two_are_read_in_a_turn() -> None:
+    """Eleven of 4 MiB were stored again in one callback: 86 ms."""
+
+    async def main(sim: Simulation) -> None:
+        host, broker = await started(sim, sim.env(), config())
+        peer = SimPeer(sim, broker.address)
+        for number in range(10):
+            assert (await peer.send(b"%d" % number)).code == 0
+        one = pop_header(max_msg_nums=1, invisible_time=10_000, poll_time=0)
+        answers = await asyncio.gather(*[peer.call(200050, one) for _ in range(10)])
+        assert [answer.code for answer in answers] == [0] * 10
+        read, read_record = [0], broker.store.read_record
+
+        def noted(place: int) -> bytes | None:
+            if not read[-1]:
+                asyncio.get_running_loop().call_soon(read.append, 0)
+            read[-1] += 1
+            return read_record(place)
+
+        broker.store.read_record = noted  # type: ignore[method-assign]  # its host ends here
+        await asyncio.sleep(12)
+        assert sum(read) == 10 and max(read) == 2
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
