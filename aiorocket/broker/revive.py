@@ -53,8 +53,8 @@ _log = logging.getLogger("aiorocket.broker")
 BATCH = 256
 #: Pops, of at most 32 messages each, whose messages are on their way to the store at once.
 MAX_REVIVING = 16
-#: Of these in a turn of the loop: 4 MiB each at worst, 8 ms.
-_A_TURN = 2
+#: Of these in a turn of the loop: 4 MiB each at worst, 25 ms.
+_A_TURN = 1
 #: Seconds until something that the store refused is tried again.
 RETRY_AFTER = 1.0
 #: Seconds between two lines of one kind about messages that cannot be had.

@@ -64,8 +64,8 @@ _log = logging.getLogger("aiorocket.broker")
 
 #: Copies that may wait for the store at once.
 MAX_IN_FLIGHT = 256
-#: Transactions that are looked at in a turn of the loop: 4 MiB each at worst, 6 ms.
-_A_TURN = 4
+#: Transactions that are looked at in a turn of the loop: 4 MiB each at worst, 17 ms.
+_A_TURN = 2
 #: Queue entries read at a time when a broker starts.
 BATCH = 256
 #: Seconds until something that the store refused is tried again.

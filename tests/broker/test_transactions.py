@@ -582,7 +582,7 @@ def test_of_transactions_that_are_due_together_few_are_read_in_a_turn() -> None:
 
         broker.store.read_record = noted  # type: ignore[method-assign]  # its host ends here
         await asyncio.sleep(10)
-        assert sum(read) == 21 and max(read) == 4
+        assert sum(read) == 21 and max(read) == 2
         await shop.close()
         await host.run(broker.close())
 
