@@ -11,12 +11,12 @@ import socket
 import struct
 import sys
 import tempfile
+import threading
 from argparse import ArgumentParser
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from random import Random
-from threading import Thread
 from typing import Any, NamedTuple
 
 from aiorocket.config import Limits, RemotingConfig, StoreConfig
@@ -122,7 +122,7 @@ def replies(dial: Dial, times: int) -> None:
 
 def _reading(link: socket.socket) -> socket.socket:
     """It reads whatever comes: what waits for those who do not is no matter of this attack."""
-    Thread(target=_read_all, args=(link,), daemon=True).start()
+    threading.Thread(target=_read_all, args=(link,), daemon=True).start()
     return link
 
 
@@ -299,7 +299,7 @@ def run(server: Server, attack: Callable[[Dial, int], None], times: int = 1) -> 
     pid = listener(address)
     before = rss(pid)
     Path(f"/proc/{pid}/clear_refs").write_text("5")  # VmHWM begins anew
-    links: list[socket.socket] = []
+    links, threads = list[socket.socket](), set(threading.enumerate())
 
     def dial() -> socket.socket:
         links.append(socket.create_connection((host, int(port)), timeout=60))
@@ -314,6 +314,9 @@ def run(server: Server, attack: Callable[[Dial, int], None], times: int = 1) -> 
     for link in links:
         with suppress(OSError):  # it has ended it already
             link.shutdown(socket.SHUT_RDWR)  # a thread that reads it keeps a closed one open
+    for reader in set(threading.enumerate()) - threads:
+        reader.join(30)  # before its number is another link's: it would wait for that one
+    for link in links:
         link.close()
     assert ask(address, code, question, timeout=120)[0] == 0
     return Found(before, rss(pid, "VmHWM"), rss(pid), ATTACKS[attack][0] + times * FRAMES.get(attack, 0))
