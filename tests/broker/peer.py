@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -89,6 +90,21 @@ def heartbeat(client_id: str, *topics: str, group: str = "g", version: int = 1, 
 
 def records(answer: RemotingCommand) -> list[RecordView]:
     return split_records(answer.body)
+
+
+def records_read(broker: Broker) -> list[int]:
+    """How many records a broker, which ends with the test, reads from now on in each turn of the loop that reads any;
+    and 0 for the one to come."""
+    counts, read_record = [0], broker.store.read_record
+
+    def counted(place: int) -> bytes | None:
+        if not counts[-1]:
+            asyncio.get_running_loop().call_soon(counts.append, 0)
+        counts[-1] += 1
+        return read_record(place)
+
+    broker.store.read_record = counted  # type: ignore[method-assign]  # it ends with the test
+    return counts
 
 
 class Peer:

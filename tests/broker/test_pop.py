@@ -50,7 +50,7 @@ from aiorocket_protocol import (
     set_of_offsets,
     split_records,
 )
-from tests.broker.peer import Peer, heartbeat, running, send_header
+from tests.broker.peer import Peer, heartbeat, records_read, running, send_header
 from tests.broker.test_sim import SimPeer, config, started
 
 
@@ -1008,15 +1008,7 @@ def test_of_pops_that_are_over_together_one_is_revived_in_a_turn() -> None:
         one = pop_header(max_msg_nums=1, invisible_time=10_000, poll_time=0)
         answers = await asyncio.gather(*[peer.call(200050, one) for _ in range(10)])
         assert [answer.code for answer in answers] == [0] * 10
-        read, read_record = [0], broker.store.read_record
-
-        def noted(place: int) -> bytes | None:
-            if not read[-1]:
-                asyncio.get_running_loop().call_soon(read.append, 0)
-            read[-1] += 1
-            return read_record(place)
-
-        broker.store.read_record = noted  # type: ignore[method-assign]  # its host ends here
+        read = records_read(broker)
         await asyncio.sleep(12)
         assert sum(read) == 10 and max(read) == 1
         await peer.close()

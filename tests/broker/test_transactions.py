@@ -39,7 +39,7 @@ from aiorocket_protocol import (
     parse_offset_msg_id,
     split_records,
 )
-from tests.broker.peer import Peer, pull_header, records, running, send_header
+from tests.broker.peer import Peer, pull_header, records, records_read, running, send_header
 
 HALF, OP, TOO_OFTEN = "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC"
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
@@ -572,15 +572,7 @@ def test_of_transactions_that_are_due_together_few_are_read_in_a_turn() -> None:
         shop = Shop(sim)
         await shop.half(b"")
         await asyncio.gather(*[shop.half(b"%d" % number) for number in range(20)])
-        read, read_record = [0], broker.store.read_record
-
-        def noted(place: int) -> bytes | None:
-            if not read[-1]:
-                asyncio.get_running_loop().call_soon(read.append, 0)
-            read[-1] += 1
-            return read_record(place)
-
-        broker.store.read_record = noted  # type: ignore[method-assign]  # its host ends here
+        read = records_read(broker)
         await asyncio.sleep(10)
         assert sum(read) == 21 and max(read) == 2
         await shop.close()
