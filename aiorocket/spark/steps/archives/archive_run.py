@@ -134,8 +134,7 @@ class Run:
 
     def _undo(self, there: Collection[str]) -> None:
         """Of an archive whose table could not be made nothing stays but what was ``there``: it would be one of this
-        format for good. One that was made, or of which the catalogue told nothing, is the next
-        run's."""
+        format for good. One that was made, or of which the catalogue told nothing, is the next run's."""
         if self._folder.exists(NOTE) or self._folder.exists(METADATA):
             return
         for name in {ABOUT, FILE}.difference(there):
