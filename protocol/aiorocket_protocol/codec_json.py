@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from aiorocket_protocol import forms
 from aiorocket_protocol.command import JSON, LANGUAGE_CODES, LANGUAGE_NAMES, LANGUAGE_OTHER, RemotingCommand
-from aiorocket_protocol.compiled import encode_json, open_json
+from aiorocket_protocol.compiled import STRICT, encode_json, open_json
 from aiorocket_protocol.errors import ProtocolError
 from aiorocket_protocol.limits import INT32_MAX, INT32_MIN, MAX_EXT_FIELDS, MAX_PROPERTIES
 
@@ -17,13 +16,6 @@ _LANGUAGES = tuple(LANGUAGE_NAMES.values())
 #: Colons and opening brackets of a header that is not as Java writes it: a property string may be full of them, and
 #: half a mebibyte of empty lists took 95 ms.
 _MOST = MAX_PROPERTIES
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not JSON")
-
-
-_decode = json.JSONDecoder(parse_constant=_no_constant).decode
 
 
 def encode_header(command: RemotingCommand) -> bytes:
@@ -75,7 +67,7 @@ def _decode_any_form(data: bytes) -> RemotingCommand:
     if sum(map(data.count, (b":", b"[", b"{"))) > _MOST:
         raise ProtocolError(f"more than {_MOST} members, objects and lists", where="JSON header")
     try:
-        plain = _decode(data.decode())
+        plain = STRICT.decode(data.decode())
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"not JSON: {error}", where="JSON header") from None
     if type(plain) is not dict:

@@ -34,6 +34,7 @@ except ImportError:
 
 __all__ = (
     "NIL",
+    "STRICT",
     "Int32",
     "Int64",
     "Language",
@@ -48,6 +49,14 @@ __all__ = (
     "read_json",
     "text_reader",
 )
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+#: Python's own JSON without the words that are no JSON (NaN, Infinity), which it takes by default.
+STRICT = json.JSONDecoder(parse_constant=_no_constant)
 
 if msgspec is not None:
     #: Java's int and long.
@@ -154,13 +163,8 @@ elif not TYPE_CHECKING:
     def open_json(_data):
         raise ValueError("the slow way")
 
-    def _no_constant(name):
-        raise ValueError(f"{name} is not JSON")
-
-    _decode = json.JSONDecoder(parse_constant=_no_constant).decode
-
     def read_json(data):
-        return _decode(data.decode())
+        return STRICT.decode(data.decode())
 
     def header_decoder(_header_class):
         return open_json

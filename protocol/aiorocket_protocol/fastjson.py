@@ -12,19 +12,15 @@ import re
 from json import decoder as json_decoder
 from typing import Any
 
-from aiorocket_protocol.compiled import read_json
+from aiorocket_protocol.compiled import STRICT, read_json
 from aiorocket_protocol.errors import ProtocolError
 from aiorocket_protocol.limits import MAX_NESTING
 
 __all__ = ("Tolerant", "check_pairs", "dumps", "loads", "strict_part", "text_of")
 
 
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not JSON")
-
-
 #: The value of standard JSON at a place of a text, and where it ends; ValueError, RecursionError or StopIteration.
-strict_part: Any = json.JSONDecoder(parse_constant=_no_constant).scan_once  # type: ignore[attr-defined]
+strict_part: Any = STRICT.scan_once  # type: ignore[attr-defined]
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 _BLANK = re.compile(r"[ \t\r\n]*")
