@@ -500,6 +500,37 @@ async def test_an_unlock_that_was_overtaken_by_a_new_connection_unlocks_nothing(
     await other.close()
 
 
+@pytest.mark.parametrize("how", ["it went during the turns of its request", "it was refused as one too many"])
+async def test_what_was_claimed_for_nobody_is_free_after_a_lease(
+    broker: Broker, peer: Peer, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A claim that nobody had recorded kept the queue from all others, until some other queue had a new owner."""
+    await peer.create_topic("wide", queues=2_000)
+    (connection,) = broker.server.connections
+    queues = [MessageQueue("wide", broker.config.name, number) for number in range(2_000 if "turns" in how else 5)]
+    command = RemotingCommand.request(41, body=encode_body(LockBatchBody("g", "a", queues), 0))
+    lease = broker.locks.lease
+    monkeypatch.setattr(broker.locks, "lease", 0.0)
+    serving: Any = broker.server.processors.handler(41)(connection, command)
+    if "turns" in how:
+        task = asyncio.ensure_future(serving)
+        while not len(broker.locks):
+            await asyncio.sleep(0)
+        connection.close("it went")
+        await task
+    else:
+        serving.close()  # as ProcessorTable does
+    assert 0 < len(broker.locks) < 2_000
+    async with asyncio.timeout(10):
+        while broker.locks._claims:
+            await asyncio.sleep(0)
+    monkeypatch.setattr(broker.locks, "lease", lease)
+    other = await Peer.connect(broker.port)
+    answer = await other.call(41, body=encode_body(LockBatchBody("g", "b", queues[:5]), 0))
+    assert len(granted(answer)) == 5
+    await other.close()
+
+
 async def test_who_locked_last_is_forgotten_when_it_has_gone(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     # A bound method, which the table knows as a function only.
     handlers: Any = broker.server.processors._handlers[41].__self__  # type: ignore[attr-defined]

@@ -116,7 +116,7 @@ class LockHandlers:
             if at:
                 yield
             if connection.closed:  # meanwhile: nobody would know that they are held
-                return RemotingCommand.response()
+                break
             now = self._loop.time()
             some = [queue for queue in queues[at : at + _FEW] if self._exists(queue)]
             existing += some
@@ -125,8 +125,8 @@ class LockHandlers:
             if waits or any(self._table.owner(group, queue) == client for queue in some):
                 self._heard(connection, group, client, now)
         request = group, client, existing
-        if waits:
-            return self._when_recorded(connection, command, request)
+        if waits:  # recorded also when nobody waits for it: the queue of a claim that is not is nobody's for ever
+            return self._when_recorded(connection, command, request, self._recorded())
         return self._answered(connection, command, request, "")
 
     def unlock(
@@ -209,9 +209,13 @@ class LockHandlers:
     # ---- saving
 
     async def _when_recorded(
-        self, connection: Connection, command: RemotingCommand, request: tuple[str, str, list[QueueKey]]
+        self,
+        connection: Connection,
+        command: RemotingCommand,
+        request: tuple[str, str, list[QueueKey]],
+        recorded: asyncio.Future[str],
     ) -> RemotingCommand:
-        answer = self._answered(connection, command, request, await self._recorded())
+        answer = self._answered(connection, command, request, await recorded)
         return await answer if isinstance(answer, Awaitable) else answer
 
     def _answered(
