@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -152,15 +152,21 @@ class DueDelivery(ABC):
         """Store messages, each named and with its place in the log, under their own topics: few in a turn."""
         self._turns.all(partial(self._move, *message) for message in due)
 
-    def _move(self, first: int, second: int, physical: int) -> int:
-        """One of them; how much it took."""
+    def _move(self, first: int, second: int, physical: int | None) -> int:
+        """One of them, or one that is tried again, whose place is looked for; how much it took."""
         if self._settled is not None and self._settled.done():  # closed: it is still in flight, where a start begins
             return 0
         if self._refused:
             self._failed(first, second)
             return 0
+        if physical is None:
+            try:
+                physical = self._place(first, second)
+            except (RocketError, OSError):
+                self._failed(first, second)
+                return 0
         try:
-            data = self._store.read_record(physical)
+            data = None if physical is None else self._store.read_record(physical)
         except OSError as error:
             _log.error("%s cannot be read: %s", self._name(first, second), error)
             self._failed(first, second)
@@ -216,17 +222,10 @@ class DueDelivery(ABC):
             self._retry = self._loop.call_later(RETRY_AFTER, self._again)
 
     def _again(self) -> None:
+        self._turns.all(self._retries())
+
+    def _retries(self) -> Iterator[Callable[[], int]]:
+        """In line with what is due, or a recall could be met behind what it recalls."""
         self._retry, self._refused = None, False
-        again = []
-        for first, second in self._waiting.retry():
-            try:
-                physical = self._place(first, second)
-            except (RocketError, OSError):
-                self._failed(first, second)
-                continue
-            if physical is None:
-                self._waiting.stored(first, second)
-            else:
-                again.append((first, second, physical))
-        self._move_all(again)
-        self._driver.update()
+        for message in self._waiting.retry():
+            yield partial(self._move, *message, None)

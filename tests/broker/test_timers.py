@@ -476,6 +476,42 @@ def test_a_recalled_message_is_not_delivered_also_when_the_broker_slept_over_bot
     simulate(main, seed)
 
 
+def test_a_recall_is_met_before_its_message_also_when_the_store_refuses_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A second passes while messages that are due are moved in turns: what the store refused in the first of them,
+    and all that followed it, was tried again behind the last, and so the recall came after what it recalled."""
+    monkeypatch.setattr("aiorocket.broker.due.RETRY_AFTER", 0.0)
+
+    async def main(sim: Simulation) -> None:
+        env = sim.env()
+        clock: Any = env.clock
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        due = env.clock.wall_ms() + 3_600_000
+        await peer.send(b"first", properties=f"TIMER_DELIVER_MS\x01{due - 1}\x02")
+        others = [str(number).encode() for number in range(600)]
+        for body in others:
+            await peer.send(body, properties=f"TIMER_DELIVER_MS\x01{due}\x02")
+        answer = await peer.send(b"recalled", properties=f"TIMER_DELIVER_MS\x01{due}\x02")
+        assert (await recall(peer, recall_handle(answer))).code == 0
+        append, refusals = broker.store.append, [StoreBusyError("the disk is too slow for this rate")]
+
+        def refused(*args: Any, **options: Any) -> None:
+            if refusals:
+                raise refusals.pop()
+            append(*args, **options)
+
+        monkeypatch.setattr(broker.store, "append", refused)
+        clock.skew_ms += 3_700_000  # all of it is due together
+        await asyncio.sleep(15)
+        assert sorted(await peer.drain()) == sorted([b"first", *others]) and not refusals
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
 def test_what_a_sender_writes_into_properties_stops_no_timer() -> None:
     async def main(sim: Simulation) -> None:
         env = sim.env()
