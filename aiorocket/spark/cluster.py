@@ -283,12 +283,12 @@ async def _stored(client: Session, queue: Queue, offset: int, address: str) -> i
 
 
 async def committed(client: Session, group: str, queues: Iterable[Queue]) -> dict[Queue, int | None]:
-    """The next offset of ``group`` in each queue; None where its broker knows none. (Apache's brokers answer 0 instead
-    for a young queue.) RemoteError and connection errors are raised."""
+    """The next offset of ``group`` in each queue; None where its broker knows none. (Old brokers answer 0 instead for a
+    young queue.) RemoteError and connection errors are raised."""
     wire_group = wrap(client.config.namespace, group)
 
     async def ask(queue: Queue, address: str) -> int | None:
-        header = QueryConsumerOffsetRequestHeader(wire_group, on_wire(client, queue).topic, queue.queue_id)
+        header = QueryConsumerOffsetRequestHeader(wire_group, on_wire(client, queue).topic, queue.queue_id, False)
         code = RequestCode.QUERY_CONSUMER_OFFSET
         answer = await client.call(address, code, header, accept=(_FOUND, _NO_OFFSET))
         return answer.read(QueryConsumerOffsetResponseHeader).offset if answer.code == _FOUND else None

@@ -47,6 +47,9 @@ def test_where_a_checkpoint_an_archive_and_a_table_are(tmp_path: Path) -> None:
         reached(str(checkpoint(tmp_path / "kafka", '{"orders":{"0":5}}', done=1)))
     with pytest.raises(UsageError, match="neither an archive nor a table of a step nor a checkpoint"):
         reached(str(tmp_path / "nothing"))
+    lakes.make(tmp_path / "pipeline" / "archive")
+    with pytest.raises(UsageError, match=r"there is one at .*/pipeline/archive"):
+        reached(str(tmp_path / "pipeline"))
 
 
 def lag(*arguments: object) -> Result:
@@ -67,15 +70,22 @@ def test_the_command_says_what_is_waiting_and_what_is_lost(nameserver: str, topi
         0,
         [3, 4],
     )
-    assert lag(path, *server, "--most", 6).exit_code == 1
+    many = lag(path, *server, "--most", 6)
+    assert (many.exit_code, "TOO MANY: 7 messages behind, and --most says 6\n" in many.stdout) == (1, True)
+    many = lag(path, *server, "--most", 6, "--json")
+    assert (many.exit_code, json.loads(many.stdout)["lag"], many.stderr[:9]) == (1, 7, "TOO MANY:")
+    assert lag(path, *server, "--most", 7).exit_code == 0
     told = lag(path, *server)
     assert "7 messages behind in 2 queues" in told.stdout and "never read" in told.stdout
     group = lag("--group", "readers", "--topic", topic, *server)
     assert (group.exit_code, "9 messages behind" in group.stdout) == (0, True), group.output
+    # Nor is a group that nobody knows one that read nothing up to offset 0.
+    assert "NEVER READ: group readers has stored no offset" in group.stdout and "never read" in group.stdout
     fresh = checkpoint(tmp_path / "fresh", done=0)
     assert "say the topic" in lag(fresh, *server).stderr
     assert json.loads(lag(fresh, *server, "--topic", topic, "--json").stdout)["lag"] == 9
     assert lag().exit_code == 2
+    assert "are two: give one of them" in lag(path, "--group", "readers").stderr
 
 
 def test_queues_that_the_route_no_longer_lists_count_too(nameserver: str, topic: str, tmp_path: Path) -> None:

@@ -33,7 +33,9 @@ def lag(
     PATH is an archive, the table of a step, or the checkpoint of a streaming query. It needs no session and no Java.
     Exits with 1 when retention took messages that were not read, or a queue ends before what was read of it.
     """
-    if (path is None) == (group is None):
+    if path is not None and group is not None:
+        raise click.UsageError(f"whose lag? PATH ({path}) and --group {group} are two: give one of them")
+    if path is None and group is None:
         raise click.UsageError("whose lag? Give PATH, or --group GROUP with --topic TOPIC")
     if group is not None and topic is None:
         raise click.UsageError("--group needs --topic")
@@ -75,6 +77,8 @@ def lag(
         columns = ("topic", "broker", "queue", "next", "end", "lag", "lost")
         table(f"Lag of {path or group}", columns, shown, pretty=sys.stdout.isatty())
         click.echo(f"{plural(waiting, 'message')} behind in {plural(len(found), 'queue')}")
+        if group is not None and found and all(each.reached is None for each in found):
+            click.echo(f"NEVER READ: group {group} has stored no offset here (is it called so? aiorocket group list)")
         if away := sum(each.end is None for each in found):
             what = plural(away, "queue that was read", "queues that were read")
             click.echo(f"NOT THERE: {what}; of brokers that are away, messages may be waiting")
@@ -85,4 +89,7 @@ def lag(
             click.echo(
                 f"AHEAD: {where} was read to {each.reached} and ends at {each.end}: it was made anew, or lost some"
             )
-    sys.exit(1 if lost or ahead or (most is not None and waiting > most) else 0)
+    late = most is not None and waiting > most
+    if late:
+        click.echo(f"TOO MANY: {plural(waiting, 'message')} behind, and --most says {most:,}", err=as_json)
+    sys.exit(1 if lost or ahead or late else 0)

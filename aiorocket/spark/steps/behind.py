@@ -55,7 +55,8 @@ def reached(path: str) -> dict[Queue, int]:
     folder = Folder(path)
     if not folder.exists("offsets"):
         if not Archive.there(path):
-            raise UsageError(f"{path}: neither an archive nor a table of a step nor a checkpoint of Spark's")
+            below = f"; there is one at {path}/archive" if Archive.there(f"{path}/archive") else ""
+            raise UsageError(f"{path}: neither an archive nor a table of a step nor a checkpoint of Spark's{below}")
         return {queue: end for queue, (_, end) in Archive.open(path).snapshot().ranges().items()}
     done = [int(name) for name in folder.names("commits") if name.isdigit()]
     if not done:

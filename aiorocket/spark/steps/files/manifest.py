@@ -291,7 +291,8 @@ class Archive:
         try:
             found: Archive = folder.json(ABOUT, known)
         except FileNotFoundError:
-            raise UsageError(f"no archive at {path}: {folder.uri(ABOUT)} does not exist") from None
+            below = f"; there is one at {path}/archive" if folder.exists(f"archive/{ABOUT}") else ""  # a pipeline's
+            raise UsageError(f"no archive at {path}: {folder.uri(ABOUT)} does not exist{below}") from None
         return found
 
     @classmethod
