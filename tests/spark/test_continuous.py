@@ -189,11 +189,25 @@ def test_what_grows_is_compacted_now_and_then(tmp_path: Path, monkeypatch: pytes
     assert called == ["archive", "run_decode", *compacted, "archive", "run_decode"]
 
 
+def test_rows_of_a_round_before_are_not_counted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reports = [StepReport("windows", 6, 2), StepReport("windows", 6, 2, details={"up_to_date": True})]
+    monkeypatch.setattr("aiorocket.spark.steps.continuous.archive", lambda *_, **__: StepReport("archive", 0, 0))
+    monkeypatch.setattr("aiorocket.spark.steps.continuous.run_windows", lambda *_, **__: reports.pop(0))
+    monkeypatch.setattr("aiorocket.spark.steps.continuous.behind", lambda *_, **__: [])
+    nobody: Any = None
+    plan = plan_of(tmp_path, "t", 'topic = "{topic}"\npath = "{path}"\n[windows]\n')
+    pipeline = Continuous(nobody, plan, "127.0.0.1:1", stop=lambda: False)
+    pipeline.round()
+    pipeline.round()
+    assert (pipeline.health.rows["windows"], reports) == (2, [])
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda text: text.replace("[windows]", "[window]"), "unknown field `window`"),
-        (lambda text: text.replace('by = "key"', 'by = "keys"'), r"keys.*\$\.dedup\.by"),
+        (lambda text: text.replace("[windows]", "[window]"), "window is none of attempts, compact, "),
+        (lambda text: text.replace('by = "key"', 'bye = "key"'), "dedup.bye is none of by, key, pause$"),
+        (lambda text: text.replace('by = "key"', 'by = "keys"'), "dedup.by = 'keys' is none of id, key, spark_txn$"),
         (lambda text: text.replace("pause = 0.0", "pause = -1"), r"pause = -1\.0: 0 or more"),
         (lambda text: text.replace("order.ddl", "none.ddl"), "there is no file .*none.ddl"),
         (lambda text: text.replace("[decode]", '[decode]\nschema = "id INT"'), "schema and schema_file"),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -119,7 +119,9 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     def read(cls, path: str) -> Plan:
         """ConfigError for what is no file, no TOML, or no pipeline, with the name of what is wrong."""
         try:
-            plan = msgspec.toml.decode(Path(path).read_bytes(), type=cls)
+            found = msgspec.toml.decode(Path(path).read_bytes())
+            _check_names(found, cls, "")
+            plan = msgspec.convert(found, cls)
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
         if not plan.path:
@@ -325,7 +327,8 @@ class Continuous:
 
     def _note(self, name: str, report: StepReport) -> None:
         health = self.health
-        health.rows[name] = health.rows.get(name, 0) + report.rows_out
+        # A table that needed no new rows has those of an earlier round.
+        health.rows[name] = health.rows.get(name, 0) + (0 if report.details.get("up_to_date") else report.rows_out)
         health.seconds[name] = health.seconds.get(name, 0.0) + report.seconds
         health.missing[name] = sum(report.missing.values())
         if name == "decode":
@@ -347,6 +350,19 @@ class Continuous:
         until = perf_counter() + seconds
         while not self._stop() and (left := until - perf_counter()) > 0:
             bridge.call(asyncio.sleep, min(_LOOK, left))
+
+
+def _check_names(found: Mapping[str, Any], kind: type[msgspec.Struct], table: str) -> None:
+    """ValueError for a name or a word that is none of those there are, and all of them, as msgspec does not."""
+    hints = get_type_hints(kind)
+    for name, value in found.items():
+        if name not in hints:
+            raise ValueError(f"{table}{name} is none of {', '.join(sorted(hints))}")
+        for each in (hints[name], *get_args(hints[name])):
+            if get_origin(each) is Literal and value not in get_args(each):
+                raise ValueError(f"{table}{name} = {value!r} is none of {', '.join(get_args(each))}")
+            if isinstance(each, type) and issubclass(each, msgspec.Struct) and isinstance(value, Mapping):
+                _check_names(value, each, f"{table}{name}.")
 
 
 def _arguments(step: _Table, *without: str) -> dict[str, Any]:
