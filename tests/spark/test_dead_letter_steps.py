@@ -134,8 +134,10 @@ def test_a_replay_sends_what_spark_selects_and_only_once(spark: SparkSession, na
     told: list[Progress] = []
     first = replay(wanted, nameserver, confirm=True, limit=1, rate=1000.0, on_progress=told.append)
     assert (first.rows_in, first.rows_out, first.details["left"]) == (3, 1, 2)
-    assert [(line.step, line.done_rows, line.total_rows) for line in told] == [("replay", 1, 3)]
-    second = replay(wanted, nameserver, confirm=True)
+    assert [(line.done_rows, line.total_rows) for line in told] == [(0, None), (1, 3)]
+    second = replay(wanted, nameserver, confirm=True, on_progress=told.append)
+    texts = [line.text.partition(" ")[2] for line in told]
+    assert texts[1:3] == [f"sent to {topic}", "the dead letters"] and texts[3:].count("was sent before") == 1
     assert (second.rows_out, second.details["skipped"], second.details["not_found"]) == (2, 1, 0)
 
     async def by_admin() -> tuple[int, int]:

@@ -113,6 +113,8 @@ def restore(
         return _Restore(selection, text, to_topic, limit, keep_queues, name, asked, on_step)
 
     if dry_run:
+        if on_progress is not None:
+            on_progress(Progress("restore", 0, None, "counting, nothing is sent"))
         return job().count()
     with claim(archive.folder, f"restore-{name}", told=waiting("restore", on_progress)) as held:
         return job().run(rate, max_rows, held, on_progress)
@@ -207,6 +209,13 @@ class _Restore:
             max_rows = min(max_rows, max(1, int(rate * _RATE_SECONDS)))
         total = sum(end - begin for begin, end in ranges.values())
         ends = {queue: end for queue, (_, end) in ranges.items()}
+
+        def tell(text: str) -> None:
+            if on_progress is not None:
+                left = sum(ends[queue] - max(checkpoint.done.get(queue, 0), ranges[queue][0]) for queue in ends)
+                on_progress(Progress("restore", total - left, total, text))
+
+        tell(f"{checkpoint.sent:,} messages were sent before" if checkpoint.sent else "reading the first portion")
         while self._left() is None or self._left():
             begins = {queue: max(begin, checkpoint.done.get(queue, begin)) for queue, (begin, _) in ranges.items()}
             until = admit(begins, ends, max_rows)
@@ -216,9 +225,7 @@ class _Restore:
             self._pace(rate)
             held.check()
             self._send(part)
-            if on_progress is not None:
-                done = total - sum(ends[queue] - max(checkpoint.done.get(queue, 0), ranges[queue][0]) for queue in ends)
-                on_progress(Progress("restore", done, total, f"{checkpoint.sent:,} messages sent"))
+            tell(f"{checkpoint.sent:,} messages sent")
         growth = self._check_growth(targets)
         restored = {
             queue: (max(begin, self._before.get(queue, begin)), checkpoint.done[queue])

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from time import perf_counter
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -30,6 +31,9 @@ STEP = "replay"
 #: More selected letters than these do not belong into one driver's memory, nor into one replay.
 MOST = 1_000_000
 _SHOWN = 20
+_SAID = {
+    "sent": "sent to {}", "selected": "would be sent to {}", "failed": "not sent to {}", "skipped": "was sent before",
+}  # fmt: skip
 
 
 @dataclass
@@ -57,8 +61,8 @@ class _Tally:
     def tell(self, outcome: ReplayOutcome) -> None:
         self.found += 1
         if self.on_progress is not None:
-            text = f"{outcome.message.msg_id} {outcome.status}" + (f" to {outcome.topic}" if outcome.topic else "")
-            self.on_progress(Progress(STEP, self.found, self.wanted, text))
+            text = _SAID[outcome.status].format(outcome.topic)
+            self.on_progress(Progress(STEP, self.found, self.wanted, f"{outcome.message.msg_id} {text}"))
 
 
 def replay(
@@ -92,10 +96,13 @@ def replay(
         raise UsageError(f"limit={limit}: 0 or more")
     if rate is not None and not (rate > 0 and math.isfinite(rate)):
         raise UsageError(f"rate={rate}: above 0 messages a second")
+    began = perf_counter()
+    if on_progress is not None:
+        on_progress(Progress(STEP, 0, None, "reading the dead letters"))
     groups = _selected(rows)
     tally = _Tally(sum(len(group.ids) for group in groups), on_progress)
     settings = _Settings(connection(name_server, options), dry_run, rate, limit, to)
-    began, ended = bridge.call(_replay, settings, groups, tally, timeout=timeout)
+    bridge.call(_replay, settings, groups, tally, timeout=timeout)
     # Without a limit and an early end all were looked for, and what did not turn up is not there.
     looked_everywhere = tally.stopped is None and (limit is None or tally.selected < limit)
     absent = tally.wanted - tally.found
@@ -105,7 +112,7 @@ def replay(
         "stopped": tally.stopped, "failures": tally.failures,
     }  # fmt: skip
     done = tally.selected if dry_run else tally.sent
-    return StepReport(STEP, rows_in=tally.wanted, rows_out=done, seconds=ended - began, details=details)
+    return StepReport(STEP, rows_in=tally.wanted, rows_out=done, seconds=perf_counter() - began, details=details)
 
 
 @dataclass(frozen=True)
@@ -138,9 +145,8 @@ def _selected(rows: DataFrame) -> list[_Selected]:
     return [groups[topic] for topic in sorted(groups)]
 
 
-async def _replay(settings: _Settings, groups: Sequence[_Selected], tally: _Tally) -> tuple[float, float]:
+async def _replay(settings: _Settings, groups: Sequence[_Selected], tally: _Tally) -> None:
     client = await bridge.client(settings.connection)
-    began = client.loop.time()
     with bridge.holding(client):
         async with Admin(client=client) as admin:
             for selected in groups:
@@ -167,7 +173,6 @@ async def _replay(settings: _Settings, groups: Sequence[_Selected], tally: _Tall
                     said = {"replay_id": message.replay_id, "msg_id": message.msg_id, "error": failure.error or ""}
                     tally.failures.append(said)
                 tally.stopped = report.stopped
-    return began, client.loop.time()
 
 
 def _is_one_of(ids: set[str], message: DeadMessage) -> bool:
