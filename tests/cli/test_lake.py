@@ -9,6 +9,7 @@ import signal
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from py4j.protocol import Py4JNetworkError
 
 from aiorocket.cli.lake.log_demo import _event_time, _message
 from aiorocket.cli.lake.made_up_log import made_up_log
+from aiorocket.cli.lake.run import in_a_line
 from aiorocket.cli.lake.running import INSTALL, Interrupts
 from aiorocket.cli.lake.telling import cell, proof, summary
 from aiorocket.cli.lines import Line
@@ -444,6 +446,30 @@ def test_the_proof_names_the_queues_that_lack_rows() -> None:
     assert proof(StepReport("x", 3, 3, queues, details={"proof": "none: a filter"})) == ["no proof: a filter"]
     assert proof(StepReport("x", 0, 0)) == ["no rows: there was nothing to read, or nothing new"]
     assert proof(StepReport("x", 0, 0, details={"up_to_date": True})) == []  # which is said already
+
+
+@pytest.mark.parametrize(
+    ("report", "said"),
+    [
+        (StepReport("replay", 3, 3, {}, details={"dry_run": True, "sent": 0}), "rows to send"),
+        (StepReport("replay", 3, 2, {}, details={"dry_run": False, "sent": 2}), "rows sent"),
+        (StepReport("restore", 3, 0, {}, details={"dry_run": True}), "rows sent"),
+        (StepReport("windows", 3, 2, {}, details={"table": None}), "rows found, and not kept"),
+        (StepReport("windows", 3, 2, {}, details={"table": "/lake/windows"}), "rows written"),
+        (StepReport("restore", 0, 0, {}, details={"sent_in_all": 3}), "with another --name it is sent again"),
+    ],
+)
+def test_what_was_not_sent_is_not_said_to_be(report: StepReport, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    summary(report)
+    out = capsys.readouterr().out
+    assert said in out and ("rows to send" in out) == (said == "rows to send"), out
+
+
+def test_a_round_says_what_could_not_be_decoded() -> None:
+    done = StepReport("decode", 6000, 6000, {QUEUE: (0, 6000)}, seconds=2.0, details={"quarantined": 12})
+    proved = "complete: 6,000 rows = sum of end - begin over 1 queue"
+    assert in_a_line(done) == f"decode: 6,000 rows in 2.0 s; 12 quarantined; {proved}"
+    assert in_a_line(replace(done, details={"quarantined": 0})) == f"decode: 6,000 rows in 2.0 s; {proved}"
 
 
 def test_values_that_json_does_not_have_are_text() -> None:

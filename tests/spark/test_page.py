@@ -69,6 +69,14 @@ def test_a_page_says_all_and_fetches_nothing(tmp_path: Path) -> None:
     assert page(StepReport("verify", 0, 0), made=MADE, configuration={}).count("<table>") == 2
 
 
+def test_a_page_says_what_its_tables_are_and_which_are_empty() -> None:
+    shown = {"over_time": Shown(["p50"], [[3]], 1), "findings": Shown(["kind"], [], 0)}
+    details: dict[str, object] = {"tables": shown, "table": None, "parts": {}, "up_to_date": False}
+    seen = Seen(page(StepReport("report", 9, 1, details=details), made=MADE, configuration={}))
+    assert "Latency over time, ms" in seen.text and "1 rows found, and not kept" in seen.text
+    assert "kind" not in seen.text and "none" in seen.text and "Parts" not in seen.text
+
+
 @pytest.mark.parametrize("most", [1, 40])
 def test_few_windows_that_are_far_above_the_others_are_cut_and_many_are_drawn_together(
     tmp_path: Path, most: int

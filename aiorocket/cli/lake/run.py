@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from aiorocket.spark.steps.continuous import Continuous, Plan
     from aiorocket.spark.steps.report import StepReport
 
-__all__ = ("pages", "run")
+__all__ = ("in_a_line", "pages", "run")
 
 _PREFIX = "aiorocket_lake"
 
@@ -95,8 +95,8 @@ def _run(
         notifier.tell(f"STATUS={text}")
 
     def told(report: StepReport) -> None:
-        if report.rows_in or not report.complete:
-            say(f"{report.step}: {plural(report.rows_in, 'row')} in {report.seconds:.1f} s; {'; '.join(proof(report))}")
+        if (report.rows_in and not report.details.get("up_to_date")) or not report.complete:
+            say(in_a_line(report))
 
     if interrupts.wanted:
         say("ended before it began")
@@ -114,6 +114,13 @@ def _run(
                 say(f"ended after {plural(pipeline.health.rounds, 'round')}; rows: {rows or 'none'}")
     finally:
         bridge.close()
+
+
+def in_a_line(report: StepReport) -> str:
+    """What a step did, for a log."""
+    bad: Any = report.details.get("quarantined")
+    said = [f"{report.step}: {plural(report.rows_in, 'row')} in {report.seconds:.1f} s"]
+    return "; ".join([*said, *([f"{bad:,} quarantined"] if bad else []), *proof(report)])
 
 
 @contextmanager

@@ -79,11 +79,13 @@ class Teller:
 
 def summary(report: StepReport) -> None:
     """The tables that the step has for people, what it counted, and the proof."""
+    from aiorocket.spark.steps.page import made_rows
+
     details = report.details
     show_tables(details)
     rows = [
         ("rows read", f"{report.rows_in:,}"),
-        (_written(report.step), f"{report.rows_out:,}"),
+        (made_rows(report), f"{report.rows_out:,}"),
     ]
     parts: Any = details.get("parts") or {}
     rows += [(f"{name} in the table", f"{count:,}") for name, count in parts.items()]
@@ -106,6 +108,8 @@ def summary(report: StepReport) -> None:
         click.echo(f"  not sent: {failure}", err=True)
     if details.get("up_to_date"):
         click.echo("nothing was new")
+    if report.step == "restore" and not report.rows_in and details.get("sent_in_all"):
+        click.echo("all of it was sent by earlier runs; with another --name it is sent again")
     if details.get("table"):
         click.echo(f"written to {details['table']}")
     for line in proof(report):
@@ -146,11 +150,13 @@ def _missing(missing: Mapping[Queue, int], ranges: Mapping[Queue, tuple[int, int
 
 def show_tables(details: Mapping[str, Any]) -> None:
     """The rows for people."""
+    from aiorocket.spark.steps.page import caption
+
     for name, each in (details.get("tables") or {}).items():
         if not each.rows:
             continue
         rows = [tuple(cell(value) for value in row) for row in each.rows]
-        table(name.replace("_", " ").capitalize(), each.columns, rows, pretty=sys.stdout.isatty())
+        table(caption(name), each.columns, rows, pretty=sys.stdout.isatty())
         if each.rows_in_all > len(each.rows):
             click.echo(f"({len(each.rows):,} of {each.rows_in_all:,} rows)")
 
@@ -177,10 +183,6 @@ def _joined(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "; ".join(cell(each) for each in value)
     return str(value)
-
-
-def _written(step: str) -> str:
-    return "rows sent" if step in ("restore", "replay") else "rows written" if step != "compact" else "rows rewritten"
 
 
 def _list(value: object) -> Sequence[Any]:

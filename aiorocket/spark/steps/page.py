@@ -14,7 +14,7 @@ from typing import Any
 from aiorocket.spark.steps.report import StepReport
 from aiorocket.spark.steps.tables.run import plain
 
-__all__ = ("page", "simple")
+__all__ = ("caption", "made_rows", "page", "simple")
 
 #: Parts of the details that have a place of their own, or that only programs want.
 _ELSEWHERE = ("tables", "proof", "plots", "state")
@@ -42,6 +42,11 @@ th { color: var(--pale); font-weight: 600 }
 img { width: 100%; height: auto; background: #fff; margin: .5rem 0 }
 """
 _NUMBER = ' class="n"'
+#: Of tables whose names on the disk say too little between others.
+_CAPTIONS = {
+    "by_topic": "Latency by topic, ms", "by_queue": "Latency by queue, ms", "over_time": "Latency over time, ms",
+    "histogram": "Messages by latency, up to so many ms", "summary": "Findings, counted",
+}  # fmt: skip
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
@@ -51,19 +56,21 @@ def page(report: StepReport, *, made: datetime, configuration: Mapping[str, obje
     parts = [
         f"<header><h1>{escape(report.step.capitalize())}</h1>",
         f"<p>{made:%Y-%m-%d %H:%M:%S} UTC · {report.seconds:.1f} s · {_shown(report.rows_in)} rows read · "
-        f"{_shown(report.rows_out)} written</p></header>",
+        f"{_shown(report.rows_out)} {made_rows(report)}</p></header>",
     ]
     parts += [f'<p class="proof{"" if report.complete else " bad"}">{escape(line)}</p>' for line in proof]
     plots: Any = report.details.get("plots") or ()
     parts += [_picture(Path(each)) for each in plots]
     tables: Any = report.details.get("tables") or {}
     for name, each in tables.items():
-        parts.append(f"<h2>{escape(_spoken(name))}</h2>")
-        parts.append(_table(each.columns, each.rows))
+        parts.append(f"<h2>{escape(caption(name))}</h2>")
+        parts.append(_table(each.columns, each.rows) if each.rows else '<p class="less">none</p>')
         if each.rows_in_all > len(each.rows):
             parts.append(f'<p class="less">{len(each.rows):,} of {each.rows_in_all:,} rows</p>')
     parts.append("<h2>Counted</h2>")
-    counted = {name: value for name, value in report.details.items() if name not in _ELSEWHERE and value is not None}
+    counted = {
+        name: value for name, value in report.details.items() if name not in _ELSEWHERE and value not in (None, {})
+    }
     parts.append(_table((), [(_spoken(name), plain(value)) for name, value in counted.items()]))
     if report.ranges:
         parts.append("<h2>Offsets</h2>")
@@ -79,6 +86,20 @@ def page(report: StepReport, *, made: datetime, configuration: Mapping[str, obje
         f"<title>{escape(report.step)} {made:%Y-%m-%d %H:%M}</title><style>{_STYLE}</style></head><body>\n"
     )
     return head + "\n".join(parts) + "\n</body></html>\n"
+
+
+def caption(name: str) -> str:
+    """What stands above the table of this part."""
+    return _CAPTIONS.get(name) or _spoken(name)
+
+
+def made_rows(report: StepReport) -> str:
+    """What ``rows_out`` are: not all of them are on a disk, or on their way."""
+    if report.step in ("restore", "replay"):
+        return "rows to send" if report.step == "replay" and report.details.get("dry_run") else "rows sent"
+    if "table" in report.details and report.details["table"] is None:
+        return "rows found, and not kept"
+    return "rows rewritten" if report.step == "compact" else "rows written"
 
 
 def _picture(path: Path) -> str:
