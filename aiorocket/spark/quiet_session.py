@@ -9,6 +9,7 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import Any
 
+from py4j.protocol import Py4JNetworkError
 from pyspark import SparkContext
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
@@ -49,7 +50,9 @@ def session_for(
         stop = partial(_end, spark)
         raise
     finally:
-        stop()
+        # Who sends SIGTERM to the whole group of processes ends the JVM first, and there is nothing left to stop.
+        with suppress(Py4JNetworkError):
+            stop()
 
 
 def _end(spark: SparkSession) -> None:

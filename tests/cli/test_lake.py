@@ -382,6 +382,18 @@ def test_an_interrupted_session_ends_with_the_input_of_its_jvm(monkeypatch: pyte
     assert done[2:] == ["stopped"]
 
 
+def test_a_jvm_that_was_ended_by_the_same_signal_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell's job and ``timeout`` send it to all of the group; the work was done in good order."""
+
+    def stop() -> None:
+        raise Py4JNetworkError("Error while sending or receiving")
+
+    monkeypatch.setattr(quiet_session.SparkSession, "getActiveSession", lambda: None)
+    monkeypatch.setattr(quiet_session, "spark_session", lambda **_: SimpleNamespace(stop=stop))
+    with quiet_session.session_for("t", "local[1]"):
+        pass
+
+
 # -- show and the proof --
 
 
