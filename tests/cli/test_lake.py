@@ -30,12 +30,14 @@ from aiorocket.errors import RemoteError, UsageError
 from aiorocket.model import Queue
 from aiorocket.spark import quiet_session
 from aiorocket.spark.failures import explain
+from aiorocket.spark.options import SourceOptions
 from aiorocket.spark.steps.demo.access_log import PATTERN
 from aiorocket.spark.steps.files.claims import claim
 from aiorocket.spark.steps.files.folder import Folder
 from aiorocket.spark.steps.files.manifest import Archive, Commit, DataFile, Span, partition_folder
 from aiorocket.spark.steps.report import Progress, StepReport
 from aiorocket.spark.steps.tables.run import plain
+from tests.ports import free_port
 
 COMMANDS = [
     "demo", "archive", "compact", "verify", "restore", "show", "lag", "dedup", "decode", "windows", "order", "latency",
@@ -195,6 +197,47 @@ def given_to_archive(monkeypatch: pytest.MonkeyPatch, answer: StepReport | BaseE
     monkeypatch.setattr("aiorocket.spark.quiet_session.session_for", no_session)
     monkeypatch.setattr(import_module("aiorocket.spark.steps.archives.archive"), "archive", step)
     return got
+
+
+@pytest.fixture(autouse=True)
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[SourceOptions]:
+    """What commands look for before Spark starts; it is there."""
+    found: list[SourceOptions] = []
+
+    async def look(options: SourceOptions) -> None:
+        found.append(options)
+
+    monkeypatch.setattr("aiorocket.spark.steps.tables.inputs.look", look)
+    return found
+
+
+def test_a_broker_that_is_not_there_is_told_before_spark_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Spark takes 15 s to start."""
+    monkeypatch.undo()
+    archive_with(tmp_path / "lake", 3, 3)
+    nobody = f"127.0.0.1:{free_port()}"
+    for command in (
+        f"archive orders {tmp_path}/new", f"restore {tmp_path}/lake orders", "windows --topic orders",
+        "order --topic orders", "triage billing", "replay billing",
+    ):  # fmt: skip
+        result = lake(*command.split(), "--nameserver", nobody)
+        [line] = result.stderr.splitlines()
+        assert result.exit_code == 1 and line.startswith("Error: no name server answers"), line
+    result = lake("restore", f"{tmp_path}/lake", "--only", "nosuch")
+    assert (result.exit_code, result.stderr) == (2, "Error: topic 'nosuch' is not in the archive, which has orders\n")
+
+
+def test_a_topic_is_asked_for_before_spark_starts(
+    monkeypatch: pytest.MonkeyPatch, asked: list[SourceOptions], tmp_path: Path
+) -> None:
+    """Of an archive that was begun the step does: it can say how far the topic was read."""
+    given_to_archive(monkeypatch, StepReport("archive", 0, 0, {}))
+    archive_with(tmp_path / "lake", 3, 3)
+    assert lake("archive", "orders,bills", f"{tmp_path}/new").exit_code == 0
+    assert lake("archive", "orders", f"{tmp_path}/lake").exit_code == 0
+    assert [each.topics for each in asked] == [("orders", "bills")]
 
 
 def test_options_reach_the_step_and_its_progress_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,6 +489,9 @@ def test_show_of_nothing_says_so(tmp_path: Path) -> None:
     result = lake("show", str(tmp_path / "a"))
     assert result.exit_code == 1
     assert result.output.startswith(f"Error: no archive at {tmp_path / 'a'}")
+    (tmp_path / "a").mkdir()
+    archive_with(tmp_path / "a" / "archive", 3, 3)  # of a pipeline
+    assert lake("show", str(tmp_path / "a")).output.endswith(f"; there is one at {tmp_path / 'a'}/archive\n")
 
 
 def test_the_proof_names_the_queues_that_lack_rows() -> None:

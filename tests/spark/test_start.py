@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.spark.producing import create_topic
+
 pytestmark = [pytest.mark.spark_long, pytest.mark.timeout(600)]
 
-COMMANDS = {
-    "archive": ["archive", "orders", "lake", "--nameserver", "127.0.0.1:1"],
-    "check": ["run", "file", "--check"],
-}
+COMMANDS = {"archive": ["archive", "TOPIC", "lake"], "check": ["run", "file", "--check"]}
 FILE = 'topic = "orders"\npath = "lake"\n[dedup]\n'
 
 
@@ -39,16 +38,21 @@ def is_gone(group: int) -> bool:
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for its child in /proc")
-def test_a_command_that_is_ended_while_spark_starts_leaves_no_jvm(tmp_path: Path, command: str) -> None:
+def test_a_command_that_is_ended_while_spark_starts_leaves_no_jvm(
+    nameserver: str, topic: str, tmp_path: Path, command: str
+) -> None:
+    create_topic(nameserver, topic, queues=1)  # one that is missed is told before Spark starts
     output = tmp_path / "output"
     (tmp_path / "file").write_text(FILE)
-    call = [sys.executable, "-m", "aiorocket", "lake", *COMMANDS[command]]
+    arguments = [topic if word == "TOPIC" else word for word in COMMANDS[command]]
+    call = [sys.executable, "-m", "aiorocket", "lake", *arguments]
+    environment = os.environ | {"AIOROCKET_NAMESERVER": nameserver}
     with output.open("wb") as out, subprocess.Popen(
-        call, stdout=out, stderr=out, start_new_session=True, cwd=tmp_path
+        call, stdout=out, stderr=out, start_new_session=True, cwd=tmp_path, env=environment
     ) as process:  # fmt: skip
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         try:
-            until(lambda: bool(children.read_text()), "no JVM is started")
+            until(lambda: bool(children.read_text()) or process.poll() is not None, "no JVM is started")
             process.terminate()
             assert process.wait(240) == 130
             until(lambda: is_gone(process.pid), "its JVM is still there")

@@ -55,7 +55,7 @@ def triage(
             on_progress=tell,
         )  # fmt: skip
 
-    run_step(work, master=master, conf=conf, as_json=as_json)
+    run_step(work, master=master, conf=conf, as_json=as_json, look=lambda: _look(given))
 
 
 @click.command()
@@ -91,7 +91,8 @@ def replay(
         )
 
     run_step(
-        work, master=master, conf=conf, as_json=as_json, goes_on="the next replay passes over what is sent",
+        work, master=master, conf=conf, as_json=as_json, look=lambda: _look(given),
+        goes_on="the next replay passes over what is sent",
         fails=lambda report: bool(report.details.get("failed") or report.details.get("stopped")),
     )  # fmt: skip
 
@@ -101,3 +102,9 @@ def _letters(
     options: dict[str, str],
 ) -> Input:  # fmt: skip
     return make_input(archive_path, DLQ_PREFIX + group.removeprefix(DLQ_PREFIX), name_server, since, until, options)
+
+
+def _look(given: Input) -> None:
+    from aiorocket.spark.steps.tables.analyses import look_at_letters
+
+    look_at_letters(given)

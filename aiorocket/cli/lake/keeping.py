@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,6 +23,7 @@ from aiorocket.cli.lake.options import (
 from aiorocket.cli.lake.running import Interrupts, check_extras, run_step, told_in_a_line
 from aiorocket.cli.lake.telling import complete, plural
 from aiorocket.cli.show import Row, table
+from aiorocket.errors import TopicNotFoundError
 
 if TYPE_CHECKING:
     from aiorocket.spark.steps.report import ProgressCall, StepReport
@@ -91,11 +93,19 @@ def archive(
     with told_in_a_line():
         from aiorocket.spark.options import SourceOptions
 
-        SourceOptions.parse({**options, "nameServer": name_server, "topic": topic})
+        source = SourceOptions.parse({**options, "nameServer": name_server, "topic": topic})
         from aiorocket.spark.steps.files.claims import look
         from aiorocket.spark.steps.files.folder import Folder
 
         look(Folder(path), "archive")
+
+    def at_first() -> None:
+        from aiorocket.spark import bridge
+        from aiorocket.spark.steps.files.manifest import Archive
+        from aiorocket.spark.steps.tables.inputs import look
+
+        if not Archive.there(path):  # else the step says how far a topic was read that is not there now
+            bridge.call(look, source)
 
     def work(spark: Any, tell: ProgressCall, interrupts: Interrupts) -> StepReport:
         from aiorocket.spark.steps import archive as step
@@ -109,7 +119,7 @@ def archive(
         )  # fmt: skip
 
     run_step(
-        work, master=master, conf=conf, as_json=as_json, gently=follow,
+        work, master=master, conf=conf, as_json=as_json, look=at_first, gently=follow,
         goes_on=f"what is in {path} is complete up to the last batch, and the next run goes on there",
     )  # fmt: skip
 
@@ -142,7 +152,7 @@ def compact(
 
     Of a table that a step wrote, too: the same rows, while no run of that step is under way.
     """
-    _need_archive(path, or_table=True)
+    _need_archive(path, topics, or_table=True)
 
     def work(spark: Any, tell: ProgressCall, _: Interrupts) -> StepReport:
         from aiorocket.spark.steps import compact as step
@@ -184,7 +194,7 @@ def restore(
     Bodies, keys, tags and properties are kept. An interrupted restore goes on with the portion that was on the way:
     some of its messages may come twice, with the same property RESTORE_ID.
     """
-    _need_archive(path)
+    _need_archive(path, topics)
 
     def work(spark: Any, tell: ProgressCall, _: Interrupts) -> StepReport:
         from aiorocket.spark.steps import restore as step
@@ -195,7 +205,17 @@ def restore(
             on_progress=tell, **_loose(with_environment(options)),
         )  # fmt: skip
 
-    run_step(work, master=master, conf=conf, as_json=as_json)
+    def at_first() -> None:
+        from aiorocket.spark import bridge
+        from aiorocket.spark.options import SourceOptions
+        from aiorocket.spark.steps.tables.inputs import look
+
+        if not dry_run:
+            text = {**with_environment(options), "nameServer": name_server, "topic": topic or "any"}
+            with suppress(TopicNotFoundError):  # brokers may make it
+                bridge.call(look, SourceOptions.parse(text))
+
+    run_step(work, master=master, conf=conf, as_json=as_json, look=at_first)
 
 
 @click.command()
@@ -234,15 +254,17 @@ def show(path: str, as_json: bool) -> None:
         sys.exit(_show_archive(path, Archive.open(path), as_json))
 
 
-def _need_archive(path: str, *, or_table: bool = False) -> None:
-    """Ends the command where none is, before Spark starts."""
+def _need_archive(path: str, topics: tuple[str, ...] = (), *, or_table: bool = False) -> None:
+    """Ends the command where none is, or none of these topics, before Spark starts."""
     check_extras()
     with told_in_a_line():
         from aiorocket.spark.steps.files.manifest import Archive
         from aiorocket.spark.steps.tables.table import Table
 
         if not (or_table and Table.there(path)):
-            Archive.open(path)
+            archive = Archive.open(path)
+            if topics:
+                archive.snapshot().check_topics(topics)
 
 
 def _show_archive(path: str, there: Any, as_json: bool) -> int:

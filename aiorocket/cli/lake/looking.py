@@ -79,7 +79,7 @@ def dedup(
             spark, given, Output(out, format, {"rows": show}), by=which, key=key, max_rows=max_rows, on_progress=tell
         )
 
-    run_step(work, master=master, conf=conf, as_json=as_json, goes_on=_AGAIN)
+    run_step(work, master=master, conf=conf, as_json=as_json, look=given.look, goes_on=_AGAIN)
 
 
 @click.command()
@@ -155,7 +155,7 @@ def decode(
             message=message, registry=registry, max_rows=max_rows, on_progress=tell,
         )  # fmt: skip
 
-    run_step(work, master=master, conf=conf, as_json=as_json, goes_on=_AGAIN)
+    run_step(work, master=master, conf=conf, as_json=as_json, look=given.look, goes_on=_AGAIN)
 
 
 @click.command()
@@ -197,7 +197,7 @@ def windows(
             watermark=watermark, key=key, plots=plots, on_progress=tell,
         )  # fmt: skip
 
-    run_step(work, master=master, conf=conf, as_json=as_json, goes_on=_AGAIN)
+    run_step(work, master=master, conf=conf, as_json=as_json, look=given.look, goes_on=_AGAIN)
 
 
 @click.command()
@@ -235,7 +235,7 @@ def order(
         return run_order(spark, given, output, sequence=sequence, key=key, dense=dense, on_progress=tell)
 
     run_step(
-        work, master=master, conf=conf, as_json=as_json, goes_on=_AGAIN,
+        work, master=master, conf=conf, as_json=as_json, look=given.look, goes_on=_AGAIN,
         fails=lambda report: bool(report.details.get("findings")),
     )  # fmt: skip
 
@@ -280,7 +280,7 @@ def latency(
             samples=samples, pause=pause, exact=not approximate, on_progress=tell,
         )  # fmt: skip
 
-    run_step(work, master=master, conf=conf, as_json=as_json, goes_on=_AGAIN)
+    run_step(work, master=master, conf=conf, as_json=as_json, look=given.look, goes_on=_AGAIN)
 
 
 @click.command()
@@ -316,7 +316,7 @@ def report(
             exact=not approximate, on_progress=tell,
         )  # fmt: skip
 
-    run_step(work, master=master, conf=conf, as_json=as_json, goes_on=_AGAIN)
+    run_step(work, master=master, conf=conf, as_json=as_json, look=given.look, goes_on=_AGAIN)
 
 
 def _check(given: Input, **arguments: Any) -> None:

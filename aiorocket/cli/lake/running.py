@@ -139,21 +139,28 @@ def run_step(
     master: str,
     conf: Mapping[str, str],
     as_json: bool,
+    look: Callable[[], object] = lambda: None,
     gently: bool = False,
     goes_on: str = "the next run goes on where this one stopped",
     fails: Callable[[StepReport], bool] = lambda report: False,
 ) -> None:
     """Run ``work`` with a session and end the process: 0 done, 1 rows are missing or ``fails`` says so, 130
-    interrupted. ``gently``: ``work`` looks at ``Interrupts.wanted`` by itself."""
+    interrupted. ``look`` is called before Spark starts, for what is wrong by then: that takes seconds. ``gently``:
+    ``work`` looks at ``Interrupts.wanted`` by itself."""
     check_extras()
     interrupts = Interrupts(gently=gently)
     teller = Teller(as_json=as_json)
     interrupts.take()
     try:
         with told_in_a_line(), teller:
+            from aiorocket.spark import bridge
             from aiorocket.spark.quiet_session import session_for
             from aiorocket.spark.steps import ClaimStoppedError
 
+            try:
+                look()
+            finally:
+                bridge.close()  # its thread, as Java is started by a fork
             teller.note("starting Spark")
             with interrupts.session(session_for("aiorocket lake", master, conf)) as spark:
                 teller.note("")

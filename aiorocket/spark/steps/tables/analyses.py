@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from aiorocket.spark.steps.functions.latency import LatencyReport
 
 __all__ = (
-    "run_decode", "run_dedup", "run_latency", "run_order", "run_replay", "run_report", "run_triage", "run_windows",
+    "look_at_letters", "run_decode", "run_dedup", "run_latency", "run_order", "run_replay", "run_report", "run_triage",
+    "run_windows",
 )  # fmt: skip
 
 #: Groups of a picture that are drawn one by one, and how many windows it may have.
@@ -369,7 +370,7 @@ def run_triage(
     on_progress: ProgressCall | None = None,
 ) -> StepReport:
     """Part ``causes``: the dead letters by group, topic, tag and cause, as ``dead_letters.triage`` has them."""
-    _make_readable(given)
+    look_at_letters(given)
 
     def make(df: DataFrame) -> Mapping[str, DataFrame]:
         return {"causes": triage(df, samples=samples, causes=tuple(causes) if causes else CAUSES)}
@@ -391,7 +392,7 @@ def run_replay(
     on_progress: ProgressCall | None = None,
 ) -> StepReport:
     """``replay.replay`` of the rows of ``given`` that ``where`` (SQL on the row's columns) selects."""
-    _make_readable(given)
+    look_at_letters(given)
     rows = open_rows(spark, given)
     df = rows.read([QueueRange(queue, *each) for queue, each in rows.ranges.items()])
     if where is not None:
@@ -421,9 +422,11 @@ def _lag(given: Input, group: str | None, samples: int, pause: float) -> list[La
     return found
 
 
-def _make_readable(given: Input) -> None:
+def look_at_letters(given: Input) -> None:
+    """``given.look``, which dead letters of older brokers have to be made readable for."""
     if given.topic is not None and given.topic.startswith(DLQ_PREFIX):
         make_readable(given.name_server or "", given.topic.removeprefix(DLQ_PREFIX), **_loose(given))
+    given.look()
 
 
 def _loose(given: Input) -> dict[str, Any]:

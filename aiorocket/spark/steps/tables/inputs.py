@@ -27,7 +27,7 @@ from aiorocket.spark.steps.rows import in_ranges, overlapping, parallelism, read
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ("Input", "Rows", "open_rows")
+__all__ = ("Input", "Rows", "look", "open_rows")
 
 Ranges = Mapping[Queue, tuple[int, int]]
 
@@ -61,6 +61,14 @@ class Input:
             return Archive.open(self.archive).columns
         text = {**self.options, "nameServer": self.name_server or "", "topic": self.topic or ""}
         return selected_columns(SourceOptions.parse(text))
+
+    def look(self) -> None:
+        """Asks, without a session, for what ``open_rows`` would not find: the topics, and somebody who answers."""
+        if self.archive is None:
+            text = {**self.options, "nameServer": self.name_server or "", "topic": self.topic or ""}
+            call(look, SourceOptions.parse(text))
+        elif self.topics is not None:
+            Archive.open(self.archive).snapshot().check_topics(self.topics)
 
     def settings(self) -> dict[str, object]:
         """What a table made of this must not be mixed with: another source or another selection of rows."""
@@ -164,6 +172,11 @@ class _Live(Rows):
     def stored(self, offsets: Mapping[Queue, int]) -> dict[Queue, int]:
         found = stored_at(self._options, offsets)
         return {queue: at_ms for queue, at_ms in found.items() if at_ms is not None}
+
+
+async def look(options: SourceOptions) -> None:
+    """Asks the name server for the topics. TopicNotFoundError for one that is not there, and errors of connections."""
+    await cluster.queues(await shared_client(options.connection), options)
 
 
 async def _bounds(options: SourceOptions, since: int | None, until: int | None) -> dict[Queue, tuple[int, int]]:
