@@ -339,7 +339,7 @@ class MessageStore:
             queue.code = None
         if tail.size > tail.budget:
             tail.evict()
-        if len(group.dones) > 1 and end - group.start >= log.burst_bytes:
+        if len(group.dones) >= log.burst or (len(group.dones) > 1 and end - group.start >= log.burst_bytes):
             log.flush()
 
     def _new_queue(self, topic: str, queue_id: int) -> ConsumeQueue:

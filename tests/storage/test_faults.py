@@ -18,6 +18,7 @@ from aiorocket.errors import StoreError, StoreFullError
 from aiorocket.runtime.disk import File
 from aiorocket.runtime.env import Env
 from aiorocket.storage import MessageStore, PutResult, PutStatus, StoreBrokenError
+from aiorocket.storage.commit_log import _WHOLE
 from aiorocket.testing import SimDisk, Simulation, simulate
 from tests.storage.stores import bodies, everything, opened, put, put_batch
 
@@ -80,10 +81,13 @@ def run(scenario: Callable[[Simulation], Awaitable[None]], seed: int = 0) -> Non
     simulate(scenario, seed)
 
 
-@pytest.mark.parametrize("flush", ["sync", "async"])
+@pytest.mark.parametrize(("flush", "whole"), [("sync", _WHOLE), ("sync", 1), ("async", _WHOLE)])
 @pytest.mark.parametrize("kind", ["power", "kill"])
 @pytest.mark.seeds(4)  # each one moment of four
-def test_the_machine_or_the_process_dies_at_any_moment(flush: str, kind: str, seed: int) -> None:
+def test_the_machine_or_the_process_dies_at_any_moment(
+    flush: str, whole: int, kind: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aiorocket.storage.commit_log._WHOLE", whole)
     for moment in range(seed, 60, 4):
 
         async def scenario(simulation: Simulation) -> None:
@@ -112,10 +116,12 @@ def test_the_machine_or_the_process_dies_at_any_moment(flush: str, kind: str, se
         run(scenario, moment)
 
 
-@pytest.mark.parametrize("flush", ["sync", "async"])
+@pytest.mark.parametrize(("flush", "whole"), [("sync", _WHOLE), ("sync", 1), ("async", _WHOLE)])
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
-def test_every_storage_call_fails_once(flush: str, code: int) -> None:
-    """Each in one of these four ways; in all of them in harness/test_storage_calls.py."""
+def test_every_storage_call_fails_once(flush: str, whole: int, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each in one of these four ways; in all of them in harness/test_storage_calls.py. Also where many groups wait
+    behind the one that fails."""
+    monkeypatch.setattr("aiorocket.storage.commit_log._WHOLE", whole)
     first = 1 + (flush == "sync") + 2 * (code == errno.EIO)
     storage_calls_fail_once(flush, code, range(first, 2000, 4))
 

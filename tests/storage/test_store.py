@@ -526,6 +526,43 @@ async def test_callbacks_that_append_in_bursts_do_not_nest() -> None:
     await store.close()
 
 
+@pytest.mark.parametrize(("many", "size", "most", "groups"), [(1, 1, 2_048, 9), (500, 500, 7_500, 2)])
+async def test_of_what_waited_for_a_sync_little_is_told_in_a_turn(
+    many: int, size: int, most: int, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """40,000 sends, which fit into max_pending, were answered in one: 0.3 s. ``groups`` stand before the last one."""
+    env, loop = memory_env(), asyncio.get_running_loop()
+    store = await opened(env, flush="sync", segment_size=32 << 20)
+    log, stands, told, order = store._log, loop.create_future(), [0], list[int]()
+
+    def done(result: PutResult) -> None:
+        assert result.status is PutStatus.OK
+        if not told[-1]:
+            loop.call_soon(told.append, 0)
+        told[-1] += many
+        order.append(result.queue_offset)
+
+    await put(store)
+    with monkeypatch.context() as patch:
+        patch.setattr(env.disk, "sync", lambda file: stands)
+        first = put(store)
+        await asyncio.sleep(0)
+    more: dict[str, Any] = {"sys_flag": 0, "born_timestamp": 7, "born_host": HOST, "done": done}
+    for _ in range(20_000 // many):
+        if many == 1:
+            store.append("T", 0, bytes(size), b"", flag=0, tags_code=0, **more)
+        else:
+            store.append_batch("T", 0, [(bytes(size), 0, b"")] * many, [0] * many, **more)
+    assert len(log.whole) == groups and log.flushing is not None and not order and store.max_offset("T", 0) == 1
+    stands.set_result(None)
+    await store.close()  # it waits for all of them
+    assert first.done() and order == sorted(order) and sum(told) == 20_000 and max(told) <= most
+    assert log.pending == log._sealed == 0
+    store = await opened(env, segment_size=32 << 20)
+    assert store.max_offset("T", 0) == 20_002
+    await store.close()
+
+
 async def test_open_files_are_bounded() -> None:
     """However many segments are read: those that were read last stay open, which is why their number grows at first."""
     store = await opened(tail_cache=0)
