@@ -8,6 +8,8 @@ from aiorocket_protocol.errors import ProtocolError
 
 __all__ = ("decode_configuration", "encode_configuration")
 
+_MAX_LINES = 4_096
+
 
 def encode_configuration(values: Mapping[str, str]) -> bytes:
     """As RocketMQ writes it: without escapes. A value ends with its line."""
@@ -15,13 +17,17 @@ def encode_configuration(values: Mapping[str, str]) -> bytes:
 
 
 def decode_configuration(body: bytes) -> dict[str, str]:
-    """``name=value`` or ``name:value`` a line, without comments (``#``, ``!``). ProtocolError for what is no UTF-8."""
+    """``name=value`` or ``name:value`` a line, without comments (``#``, ``!``). ProtocolError for what is no UTF-8, or
+    has more than 4,096 lines."""
     try:
         text = body.decode()
     except UnicodeDecodeError as error:
         raise ProtocolError(f"properties that are no UTF-8: {error}", where="body") from None
+    lines = text.splitlines()
+    if len(lines) > _MAX_LINES:  # 1 MiB of short ones takes 0.3 s
+        raise ProtocolError(f"properties of {len(lines)} lines: at most {_MAX_LINES} are read", where="body")
     found = {}
-    for line in map(str.strip, text.splitlines()):
+    for line in map(str.strip, lines):
         if line and line[0] not in "#!":
             cut = min((at for at in (line.find("="), line.find(":")) if at >= 0), default=len(line))
             found[line[:cut].strip()] = line[cut + 1 :].strip()

@@ -24,3 +24,11 @@ def test_as_java_writes_it() -> None:
 def test_what_is_no_text() -> None:
     with pytest.raises(ProtocolError, match="no UTF-8"):
         decode_configuration(b"a=\xff")
+
+
+def test_few_lines_are_read() -> None:
+    """1 MiB of short ones took 0.3 s."""
+    lines = b"a=b\n" * 4_095
+    assert decode_configuration(lines + b"c=d") == {"a": "b", "c": "d"}
+    with pytest.raises(ProtocolError, match="4097 lines: at most 4096"):
+        decode_configuration(lines + b"\r" + b"c=d")
