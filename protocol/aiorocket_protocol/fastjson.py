@@ -30,6 +30,8 @@ _WORD = re.compile(r"true|false|null")
 _MAX_DIGITS = 64
 #: Characters of JSON that is not standard for each value that it may have.
 _OF_A_VALUE = 32
+#: Objects and lists, and colons, of standard JSON for each such value.
+_OF_STANDARD = 16
 _PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 # The C scanner of the standard library; its stubs leave it out.
@@ -40,11 +42,11 @@ def loads(data: bytes, *, most: int | None = None) -> Any:
     """The value in ``data`` (UTF-8). Unquoted numeric keys become text; an object used as a key becomes the tuple of
     its sorted ``(name, value)`` pairs. ProtocolError when neither reading works: non-standard JSON may be nested
     MAX_NESTING deep and have ``most`` values of 32 characters, standard JSON as deep as the standard library follows
-    and have eight times as many objects and lists, and as many colons."""
+    and have 16 times as many objects and lists, and as many colons."""
     text = text_of(data)
     # 1 MiB of empty ones takes 80 ms, of members with names of their own 70.
-    if most is not None and max(text.count("{") + text.count("["), text.count(":")) > 8 * most:
-        raise ProtocolError(f"more than {8 * most} objects and lists, or colons", where="JSON")
+    if most is not None and max(text.count("{") + text.count("["), text.count(":")) > _OF_STANDARD * most:
+        raise ProtocolError(f"more than {_OF_STANDARD * most} objects and lists, or colons", where="JSON")
     check_pairs(text)
     try:
         value = read_json(data)

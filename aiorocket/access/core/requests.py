@@ -14,6 +14,7 @@ from aiorocket.access.core.rights import Want
 from aiorocket_protocol import (
     AUTO_CREATE_TOPIC,
     HALF_TOPIC,
+    MAX_ACKS,
     MAX_CHECKS_TOPIC,
     MAX_LENIENT,
     OP_TOPIC,
@@ -192,10 +193,6 @@ def _text(value: object) -> str:
         return ""
 
 
-def _members(value: object) -> list[dict[str, Any]]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list | tuple) else []
-
-
 def _locks(command: RemotingCommand, _fields: Fields) -> Iterator[Want]:
     # The names alone, as of heartbeats.
     body = Plain(decode_plain(command.body, command.serialize_type, lenient=MAX_LENIENT), "LockBatchBody")
@@ -214,7 +211,11 @@ def _assignment(actions: tuple[str, ...]) -> Needs:
 
 
 def _acks(command: RemotingCommand, _fields: Fields) -> Iterator[Want]:
-    for ack in _members(_body(command).get("acks")):
+    acks = _body(command).get("acks")
+    # Of more its handler does none: to look at 260,000 without a name, which fit into msgpack, took 0.1 s.
+    for ack in acks[:MAX_ACKS] if isinstance(acks, list | tuple) else ():
+        if not isinstance(ack, dict):
+            continue
         # Short names and long ones are read; of both, either.
         yield from (_group(_text(ack[name]), _SUB) for name in ("c", "consumerGroup") if name in ack)
         yield from (_topic(_text(ack[name]), _SUB) for name in ("t", "topic") if name in ack)

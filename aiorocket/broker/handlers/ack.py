@@ -15,6 +15,7 @@ from aiorocket.errors import StoreError
 from aiorocket.remoting.awaited import shed
 from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket_protocol import (
+    MAX_ACKS,
     AckMessageRequestHeader,
     BatchAck,
     ChangeInvisibleTimeRequestHeader,
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 __all__ = ("AckHandlers",)
 
 _OK = PutStatus.OK
-#: Acknowledged pops in one batch; Java's proxy sends at most one for each message of a pop.
-MAX_BATCH = 1024
 #: Messages that they may name: some 20 ms.
 MAX_BATCH_MESSAGES = 8192
 #: Milliseconds before a handle's time is over in which its message may have come again: that is by the loop's clock,
@@ -87,9 +86,9 @@ class AckHandlers:
         items = plain_body(command).get("acks")
         if not isinstance(items, list | tuple) or not items:
             return RemotingCommand.response(ResponseCode.NO_MESSAGE, remark="a batch without acks")
-        if len(items) > MAX_BATCH:
+        if len(items) > MAX_ACKS:
             return RemotingCommand.response(
-                ResponseCode.INVALID_PARAMETER, remark=f"{len(items)} acks in one batch: {MAX_BATCH} at most"
+                ResponseCode.INVALID_PARAMETER, remark=f"{len(items)} acks in one batch: {MAX_ACKS} at most"
             )
         is_out = self._revival.table.is_out_in
         # By pop, for what is named twice can be done once.

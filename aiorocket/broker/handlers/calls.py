@@ -373,7 +373,7 @@ def _said(answer: RemotingCommand) -> dict[str, Any]:
     them. ProtocolError."""
     if len(answer.body) > MAX_CONTROL_BODY:
         raise ProtocolError(f"an answer of {len(answer.body)} bytes: at most {MAX_CONTROL_BODY} are read", where="body")
-    return plain_body(answer, lenient=2 * MAX_LENIENT)
+    return plain_body(answer, lenient=4 * MAX_LENIENT)
 
 
 def _nobody(group: str) -> Refusal:
