@@ -267,7 +267,7 @@ BREAKAGES: Final[dict[str, Breakage]] = {
     ),
     "a rolled-back append keeps its segment": Breakage(
         f"{_LOG}._flush_failed",
-        "self.segments = [segment for segment in self.segments if segment.base <= first.segment.base]", "None",
+        "self.segments = [segment for segment in self.segments if segment.base <= base]", "None",
         store_days,
     ),
     "a rolled-back append stays in the file": Breakage(
