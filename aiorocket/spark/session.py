@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import gettempdir
 from typing import TYPE_CHECKING
 
 import aiorocket
@@ -51,9 +53,9 @@ _DEFAULTS = {
     # What a step keeps of its result is small: adaptive execution may make it few partitions too, and so few files.
     "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning": "true",
 }
-#: Over TCP the second of a task's messages to its Python worker waits 40 ms for the receipt of the first (Nagle's
-#: algorithm, delayed acknowledgements). Not on clusters: YARN's temporary folders are too long for a socket's name.
-_LOCAL_DEFAULTS = {"spark.python.unix.domain.socket.enabled": "true"}
+#: Bytes of a folder that the name of a Unix socket may have: 104 on macOS, 108 on Linux, less ``/.<uuid>.sock`` and
+#: the zero at its end.
+_SOCKET_FOLDER = 104 - 43 - 1
 #: A micro-batch writes two files of its checkpoint. On a disk Hadoop's FileContext starts five processes for each
 #: (chmod, readlink), 70 ms a batch, its FileSystem two; neither renames more atomically than the other there.
 _FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
@@ -93,10 +95,20 @@ def spark_session(
 
 
 def _local_defaults(master: str, version: str) -> dict[str, str]:
+    """What a ``local`` master gains by; of a cluster nobody knows its folders."""
     if not master.startswith("local"):
         return {}
     files = {_FILE_MANAGER: _LOCAL_FILE_MANAGER} if version.startswith(_HAVE_FILE_MANAGER) else {}
-    return {**_LOCAL_DEFAULTS, **files}
+    return {**_worker_sockets(gettempdir()), **files}
+
+
+def _worker_sockets(folder: str) -> dict[str, str]:
+    """Over TCP the second of a task's messages to its Python worker waits 40 ms for the receipt of the first (Nagle's
+    algorithm, delayed acknowledgements), so Unix sockets, where there are any and ``folder`` can be part of a name.
+    Spark would put them into ``java.io.tmpdir``, and not start where that is long."""
+    if not hasattr(socket, "AF_UNIX") or len(os.fsencode(folder)) > _SOCKET_FOLDER:
+        return {}
+    return {"spark.python.unix.domain.socket.enabled": "true", "spark.python.unix.domain.socket.dir": folder}
 
 
 def register(spark: SparkSession, by_value: bool = False) -> None:

@@ -6,9 +6,13 @@ import json
 import logging
 import os
 import shutil
+import socket
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
+from tempfile import gettempdir
+from uuid import uuid4
 
 import pyspark
 import pytest
@@ -178,6 +182,26 @@ def test_tasks_do_not_wait_for_their_workers_receipts(spark: SparkSession) -> No
     """Over TCP each task of a source's does, for 40 ms."""
     way = spark.sparkContext.parallelize([0], 1).map(lambda _: os.environ.get("PYTHON_UNIX_DOMAIN_ENABLED")).collect()
     assert way == ["True"]
+
+
+@pytest.mark.parametrize(("folder", "sockets"), [("/tmp", True), ("/" + "d" * 59, True), ("/" + "d" * 60, False)])
+def test_workers_have_unix_sockets_where_their_names_fit(folder: str, sockets: bool) -> None:
+    """Spark takes the JVM's temporary folder, and failed with "AF_UNIX path too long" before the first query."""
+    conf = session._worker_sockets(folder)
+    assert bool(conf) == sockets
+    if sockets:
+        assert conf["spark.python.unix.domain.socket.dir"] == folder
+        with closing(socket.socket(socket.AF_UNIX)) as made, pytest.raises(FileNotFoundError):
+            made.connect(f"{folder}/.{uuid4()}.sock")  # no OSError of its length
+
+
+def test_a_long_temporary_folder_of_the_jvm_names_no_socket(spark: SparkSession) -> None:
+    assert spark.conf.get("spark.python.unix.domain.socket.dir") == gettempdir()
+
+
+def test_without_unix_sockets_workers_have_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(socket, "AF_UNIX")
+    assert session._worker_sockets("/tmp") == {}
 
 
 def test_a_local_checkpoint_is_written_with_few_processes(spark: SparkSession, tmp_path: Path) -> None:
