@@ -48,8 +48,10 @@ async def test_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("brokers", [1, 2])
 async def test_beside_a_server(tmp_path: Path, brokers: int) -> None:
     program(tmp_path)
-    several = ("--brokers", str(brokers)) if brokers > 1 else ("--broker-port", "0")
-    server = await started(tmp_path, "-m", "aiorocket", "standalone", "--port", "0", "--data", "store", *several)
+    ports = ("--port", "0", "--broker-port", "0")
+    server = await started(
+        tmp_path, "-m", "aiorocket", "standalone", *ports, "--data", "store", "--brokers", str(brokers)
+    )
     try:
         assert server.stdout is not None
         line = (await asyncio.wait_for(server.stdout.readline(), 120)).decode()
