@@ -636,6 +636,28 @@ async def test_of_one_group_with_many_topics_little_is_written_at_once(
     assert len(pieces) > 800 and max(pieces) < 500
 
 
+async def test_an_answer_that_no_frame_holds_is_given_up_when_it_is_too_long(
+    broker: Broker, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What thousands of groups have in a wide topic was 2 GiB before that was seen, and 0.16 s to be given up."""
+    for module in ("aiorocket.broker.handlers.statistics", "aiorocket_protocol.long_bodies"):
+        monkeypatch.setattr(f"{module}.MAX_FRAME", 20_000)
+    broker.topics.put(Topic("wide", 100, 100))
+    for number in range(50):
+        broker.configs.ensure(f"g{number}")
+        broker.offsets.commit(f"g{number}", "wide", 0, 5)
+    looked: list[int] = []
+
+    def maximum(_topic: str, queue_id: int) -> int:
+        looked.append(queue_id)
+        return 0
+
+    monkeypatch.setattr(broker.store, "max_offset", maximum)
+    answer = await peer.call(317, GetConsumeStatsInBrokerHeader(False))
+    assert answer.code == 1 and "larger than 20000 bytes" in (answer.remark or "")
+    assert len(looked) <= 300
+
+
 async def test_how_far_thousands_of_live_groups_are_is_looked_at_in_turns(broker: Broker) -> None:
     looked: list[int] = [0]
 

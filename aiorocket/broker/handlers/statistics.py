@@ -35,6 +35,7 @@ from aiorocket_protocol import (
     GetTopicStatsInfoRequestHeader,
     KVTable,
     MessageQueue,
+    ProtocolError,
     QueryConsumeTimeSpanRequestHeader,
     QueryTopicConsumeByWhoRequestHeader,
     RemotingCommand,
@@ -46,6 +47,7 @@ from aiorocket_protocol import (
     table_body,
     unpack_host,
 )
+from aiorocket_protocol.limits import MAX_FRAME
 
 if TYPE_CHECKING:
     from aiorocket.remoting.connection import Connection
@@ -146,7 +148,7 @@ class StatisticsHandlers:
         order_only = command.read(GetConsumeStatsInBrokerHeader).is_order
         kind = connection.reply_type(command)
         groups: list[bytes] = []  # written one by one: one of thousands of topics is long itself
-        behind = 0
+        behind = size = 0
         pace = _Pace()
         for config in list(self._configs):
             group, live = config.name, self._consumers.get(config.name)
@@ -163,6 +165,9 @@ class StatisticsHandlers:
                 behind += sum(each["brokerOffset"] - each["consumerOffset"] for each in table.values())
                 rate = self._per_second((GROUP_GET_NUMS, f"{name}@{group}"))
                 found.append(await in_turns(_written({"consumeTps": rate}, table, {}, kind)))
+                size += len(found[-1])
+                if size > MAX_FRAME:  # not when all are written: 3,000 groups of a wide topic are 2 GiB
+                    raise ProtocolError(f"the answer would be larger than {MAX_FRAME} bytes", where="body")
             groups.append(await in_turns(list_body({}, group, found, kind)))
             await pace.look()
         address = unpack_host(self._store.store_host)
