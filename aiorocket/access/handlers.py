@@ -12,7 +12,7 @@ from typing import Any
 
 from aiorocket.access.core.accounts import Account, Accounts, entry_from_plain, entry_to_plain, merged
 from aiorocket.access.core.addresses import check_addresses
-from aiorocket.access.core.rights import Entry, Rights, entry_of_permission, parse_resource
+from aiorocket.access.core.rights import ACTIONS, Entry, Rights, entry_of_permission, parse_resource
 from aiorocket.access.file import LEAST_SECRET
 from aiorocket.config import Limits
 from aiorocket.remoting.connection import Connection
@@ -127,19 +127,18 @@ class AccessHandlers:
 
     def _put_acl(self, command: RemotingCommand) -> None:
         account = self._changeable(_user_of(command.read(CreateAclRequestHeader).subject))
-        custom, default = account.rights
         policies = [policy for policy in _list(_body(command), "policies") if isinstance(policy, dict)]
-        entries = 0
-        for policy in policies:
-            found = [entry_from_plain(plain) for plain in _list(policy, "entries") if isinstance(plain, dict)]
-            entries += len(found)
-            if _is_default(policy.get("policyType")):
-                default = merged(default, found)
-            else:
-                custom = merged(custom, found)
-        if not entries:
+        self._check(account.name, len(policies))
+        given = [
+            (policy, plain) for policy in policies for plain in _list(policy, "entries") if isinstance(plain, dict)
+        ]
+        if not given:
             raise ValueError("The body of acl is null: policies with entries are needed")
-        self._put(replace(account, rights=Rights(custom, default)))
+        self._check(account.name, sum(_count(plain) for _, plain in given))
+        new: tuple[list[Entry], list[Entry]] = [], []
+        for policy, plain in given:
+            new[_is_default(policy.get("policyType"))].append(entry_from_plain(plain))
+        self._put(replace(account, rights=Rights(*map(merged, account.rights, new))))
 
     def _delete_acl(self, command: RemotingCommand) -> None:
         header = command.read(DeleteAclRequestHeader)
@@ -176,6 +175,8 @@ class AccessHandlers:
             self._changeable(name)
         secret = header.secret_key or (old.secret if old is not None else None)
         white = header.white_remote_address or ""
+        lists = white if "{" not in white else "", header.topic_perms or "", header.group_perms or ""
+        self._check(name, sum(1 + text.count(",") for text in lists if text))
         trusted = (white,) if "{" in white else tuple(part.strip() for part in white.split(",") if part.strip())
         if (wrong := check_addresses(trusted)) is not None:
             raise ValueError(wrong)
@@ -211,11 +212,14 @@ class AccessHandlers:
             raise _RefusedError(f"{account.name} stands in the access file: change it there")
         return account
 
+    def _check(self, name: str, count: int) -> None:
+        """Before they are read, too: a body holds tens of thousands."""
+        if count > (rights := self._limits.rights):
+            raise _RefusedError(f"{name} would have {count} entries: the server's limit is rights={rights}")
+
     def _put(self, account: Account) -> None:
-        entries = sum(map(len, account.rights))
-        users, rights = self._limits.users, self._limits.rights
-        if entries > rights:
-            raise _RefusedError(f"{account.name} would have {entries} entries: the server's limit is rights={rights}")
+        self._check(account.name, account.rights.count() + len(account.trusted))
+        users = self._limits.users
         if self._accounts.get(account.name) is None and len(self._accounts.all()) >= users:
             raise _RefusedError(f"no more users: the server's limit users={users} is reached")
         self._accounts.put(account)
@@ -238,6 +242,11 @@ def _body(command: RemotingCommand) -> dict[str, Any]:
 def _list(plain: Mapping[str, Any], name: str) -> list[Any]:
     value = plain.get(name)
     return value if isinstance(value, list) else []
+
+
+def _count(plain: Mapping[str, Any]) -> int:
+    """An entry and its addresses; of actions there are as many as an entry can have."""
+    return 1 + len(_list(plain, "sourceIps")) + len(_list(plain, "actions")) // (len(ACTIONS) + 2)
 
 
 def _name(name: str | None) -> str:

@@ -194,6 +194,10 @@ def _next_may_begin(connection: Connection, counted: int) -> None:
 _MOST_PACKED = MAX_CONTROL_BODY // 4
 _OF_ONE = frozenset(
     (
+        RequestCode.AUTH_CREATE_ACL,
+        RequestCode.AUTH_CREATE_USER,
+        RequestCode.AUTH_UPDATE_ACL,
+        RequestCode.AUTH_UPDATE_USER,
         RequestCode.CHECK_CLIENT_CONFIG,
         RequestCode.QUERY_ASSIGNMENT,
         RequestCode.QUERY_DATA_VERSION,

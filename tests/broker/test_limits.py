@@ -519,7 +519,20 @@ async def rights(count: int) -> str:
         perms = ",".join(f"t{n}=DENY" for n in range(number))
         said = await changed_access(codes, 50, accessKey="one", secretKey="12345678", topicPerms=perms)
         assert (number == 4) == (said == "")
-    assert sum(map(len, accounts.all()[0].rights)) <= 4
+    entry = {"resource": "*", "actions": ["All"], "decision": "Allow"}
+    from_many = {**entry, "sourceIps": ["10.0.0.1"] * count}
+    for policies in (
+        [{"entries": [entry] * count}],
+        [{"entries": [from_many]}],
+        [{"entries": [{**entry, "actions": ["All"] * 10 * count}]}],
+        [{"entries": [entry]}] * count,
+        [{}] * count,
+    ):
+        body = encode_body({"policies": policies}, JSON)
+        assert "rights=4" in await changed_access(codes, 3006, body, subject="User:one")
+    white = ",".join(["10.0.0.0/8"] * count)
+    assert "rights=4" in await changed_access(codes, 50, accessKey="one", whiteRemoteAddress=white)
+    assert accounts.all()[0].rights.count() <= 4 and not accounts.all()[0].trusted
     return said
 
 

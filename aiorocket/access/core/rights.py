@@ -113,6 +113,11 @@ class Rights(NamedTuple):
     custom: tuple[Entry, ...] = ()
     default: tuple[Entry, ...] = ()
 
+    def count(self, an_address: int = 1) -> int:
+        """Entries, of whose addresses each counts as so many more."""
+        both = (*self.custom, *self.default)
+        return len(both) + an_address * sum(len(entry.sources) for entry in both)
+
 
 def decide(rights: Rights, want: Want, source: str) -> str | None:
     """Why somebody with ``rights`` at the address ``source`` may not have ``want``; None when they may.
