@@ -6,6 +6,7 @@ be changed here.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,9 @@ from aiorocket.access.core.rights import ACTIONS, Entry, Rights, entry_of_permis
 from aiorocket.access.file import LEAST_SECRET
 from aiorocket.config import Limits
 from aiorocket.remoting.connection import Connection
+from aiorocket.remoting.one_at_a_time import OneAtATime
 from aiorocket.remoting.processors import RequestHandler
+from aiorocket.runtime.turns import in_turns
 from aiorocket_protocol import (
     MAX_LENIENT,
     CreateAccessConfigRequestHeader,
@@ -33,6 +36,7 @@ from aiorocket_protocol import (
     RemotingCommand,
     RequestCode,
     ResponseCode,
+    bare_list,
     decode_plain,
     encode_body,
 )
@@ -40,6 +44,8 @@ from aiorocket_protocol import (
 __all__ = ("AccessHandlers",)
 
 _SUBJECT = "User:"
+#: Users and entries that are written in one turn of the loop: some 5 ms.
+A_TURN = 1_000
 
 
 class _RefusedError(Exception):
@@ -60,6 +66,7 @@ class AccessHandlers:
         self._server = name, address, cluster
 
     def codes(self) -> dict[int, RequestHandler]:
+        whole = OneAtATime().whole
         return {
             RequestCode.UPDATE_AND_CREATE_ACL_CONFIG: self._changing(self._put_config),
             RequestCode.DELETE_ACL_CONFIG: self._changing(self._delete_config),
@@ -69,12 +76,12 @@ class AccessHandlers:
             RequestCode.AUTH_UPDATE_USER: self._changing(self._update_user),
             RequestCode.AUTH_DELETE_USER: self._changing(self._delete_user),
             RequestCode.AUTH_GET_USER: self._get_user,
-            RequestCode.AUTH_LIST_USER: self._list_users,
+            RequestCode.AUTH_LIST_USER: whole(self._list_users),
             RequestCode.AUTH_CREATE_ACL: self._changing(self._put_acl),
             RequestCode.AUTH_UPDATE_ACL: self._changing(self._put_acl),
             RequestCode.AUTH_DELETE_ACL: self._changing(self._delete_acl),
             RequestCode.AUTH_GET_ACL: self._get_acl,
-            RequestCode.AUTH_LIST_ACL: self._list_acls,
+            RequestCode.AUTH_LIST_ACL: whole(self._list_acls),
         }
 
     def _changing(self, change: Callable[[RemotingCommand], None]) -> RequestHandler:
@@ -119,9 +126,9 @@ class AccessHandlers:
         account = self._accounts.get(_name(command.read(GetUserRequestHeader).username))
         return _answer(connection, command, _shown(account) if account is not None else None)
 
-    def _list_users(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def _list_users(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         part = command.read(ListUsersRequestHeader).filter or ""
-        return _answer(connection, command, [_shown(each) for each in self._accounts.all() if part in each.name])
+        return await self._listed(connection, command, lambda each: _shown(each) if part in each.name else None)
 
     # ---- rights
 
@@ -159,11 +166,15 @@ class AccessHandlers:
             return RemotingCommand.response(ResponseCode.NO_PERMISSION, remark="The subject is not exist.")
         return _answer(connection, command, _acl(account) if any(account.rights) else None)
 
-    def _list_acls(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def _list_acls(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         header = command.read(ListAclsRequestHeader)
         subject, resource = header.subject_filter or "", header.resource_filter or ""
-        acls = [_acl(each, resource) for each in self._accounts.all() if subject in _SUBJECT + each.name]
-        return _answer(connection, command, [acl for acl in acls if acl["policies"]])
+
+        def shown(account: Account) -> dict[str, Any] | None:
+            acl = _acl(account, resource) if subject in _SUBJECT + account.name else None
+            return acl if acl and acl["policies"] else None
+
+        return await self._listed(connection, command, shown)
 
     # ---- as RocketMQ 4.9 has it
 
@@ -204,6 +215,22 @@ class AccessHandlers:
 
     # ---- what they share
 
+    async def _listed(
+        self, connection: Connection, command: RemotingCommand, show: Callable[[Account], dict[str, Any] | None]
+    ) -> RemotingCommand:
+        """What is to be shown of each user, in turns."""
+        kind = connection.reply_type(command)
+        written: list[bytes] = []
+        looked = 0
+        for account in self._accounts.all():
+            if (shown := show(account)) is not None:
+                written.append(encode_body(shown, kind))
+            looked += 1 + account.count()
+            if looked >= A_TURN:
+                looked = 0
+                await asyncio.sleep(0)
+        return RemotingCommand.response(body=await in_turns(bare_list(written, kind)) if written else b"")
+
     def _changeable(self, name: str | None) -> Account:
         account = self._accounts.get(_name(name))
         if account is None:
@@ -218,16 +245,17 @@ class AccessHandlers:
             raise _RefusedError(f"{name} would have {count} entries: the server's limit is rights={rights}")
 
     def _put(self, account: Account) -> None:
-        self._check(account.name, account.rights.count() + len(account.trusted))
-        users = self._limits.users
-        if self._accounts.get(account.name) is None and len(self._accounts.all()) >= users:
+        self._check(account.name, new := account.count())
+        users, most, known = self._limits.users, self._limits.all_rights, self._accounts.get(account.name)
+        if known is None and len(self._accounts.names()) >= users:
             raise _RefusedError(f"no more users: the server's limit users={users} is reached")
+        had = 0 if known is None else known.count()
+        if new > had and self._accounts.entries + new - had > most:
+            raise _RefusedError(f"{account.name} gets no more entries: the server's limit all_rights={most} is reached")
         self._accounts.put(account)
 
 
-def _answer(
-    connection: Connection, command: RemotingCommand, value: dict[str, Any] | list[Any] | None
-) -> RemotingCommand:
+def _answer(connection: Connection, command: RemotingCommand, value: dict[str, Any] | None) -> RemotingCommand:
     body = encode_body(value, connection.reply_type(command)) if value else b""
     return RemotingCommand.response(body=body)
 

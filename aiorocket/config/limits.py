@@ -78,9 +78,11 @@ class Limits:
     routes: int = 500_000
     #: Characters of all key-values of a name server.
     key_values: int = 16 * MIB
-    #: Users that commands may make at a server with access control, and entries of one of them with their addresses.
+    #: Users that commands may make at a server with access control, and entries with their addresses, of one of them
+    #: and of all: they are saved whole.
     users: int = 10_000
     rights: int = 1_000
+    all_rights: int = 100_000
     #: Queues in the route of one topic, as a client believes it.
     route_queues: int = 65_536
 

@@ -72,5 +72,6 @@ class KeyValueHandlers:
         return RemotingCommand.response()
 
     async def _saved(self, file: StateFile) -> RemotingCommand:
-        await file.save(self._kv.to_dict())
+        tables = self._kv.to_dict()
+        await file.save(lambda: tables)
         return RemotingCommand.response()

@@ -122,7 +122,7 @@ class NameServer:
 
     async def _save_accounts(self) -> None:
         if self._access_file is not None and self.accounts is not None:
-            await self._access_file.save(self.accounts.to_dict())
+            await self._access_file.save(self.accounts.later())
 
     def reload(self) -> None:
         """Read the access file and the certificates again."""

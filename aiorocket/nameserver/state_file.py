@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from aiorocket.runtime.env import Env
@@ -27,6 +28,6 @@ class StateFile:
 
         return await self._disk.run(load)
 
-    async def save(self, value: dict[str, Any]) -> None:
-        """Durable when it returns. OSError."""
-        await self._disk.run(self._snapshot.save, value)
+    async def save(self, content: Callable[[], dict[str, Any]]) -> None:
+        """Durable when it returns. The disk's thread calls ``content``. OSError."""
+        await self._disk.run(lambda: self._snapshot.save(content()))

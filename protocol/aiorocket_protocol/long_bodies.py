@@ -10,7 +10,7 @@ from aiorocket_protocol.command import MSGPACK
 from aiorocket_protocol.errors import ProtocolError
 from aiorocket_protocol.limits import MAX_FRAME
 
-__all__ = ("list_body", "table_body")
+__all__ = ("bare_list", "list_body", "table_body")
 
 #: Bytes, and entries, written before others have their turn: a millisecond or two.
 _A_TURN, _ENTRIES = 128 << 10, 500
@@ -48,17 +48,23 @@ def list_body(
     return _written({**head, name: [], **tail}, tail, ones, serialize_type)
 
 
+def bare_list(entries: Iterable[Any], serialize_type: int) -> Generator[None, None, bytes]:
+    """The same of a list that is all there is."""
+    return _written([], _NONE, (entry if type(entry) is bytes else [entry] for entry in entries), serialize_type)
+
+
 def _written(
-    whole: dict[str, Any],
+    whole: dict[str, Any] | list[Any],
     tail: Mapping[str, Any],
     ones: Iterable[dict[Any, Any] | list[Any] | bytes],
     serialize_type: int,
     at_once: int = _ENTRIES,
 ) -> Generator[None, None, bytes]:
-    """The last member of ``whole`` before ``tail`` is empty, and ``ones`` are what it is to hold, each by itself."""
+    """The last member of ``whole`` before ``tail`` is empty, or all of it, and ``ones`` are what it is to hold, each by
+    itself."""
     packed = serialize_type == MSGPACK
     around = encode_body(whole, serialize_type)
-    end = encode_body(dict(tail), serialize_type)[1:]
+    end = encode_body(dict(tail), serialize_type)[1:] if isinstance(whole, dict) else b""
     if not packed and tail:
         end = b"," + end
     at = len(around) - len(end) - (1 if packed else 2)  # where the empty one begins, but for its bracket

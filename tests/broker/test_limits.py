@@ -67,7 +67,7 @@ SMALL = Limits(
     filter_tags=5, filter_memory=20_000, parked_pulls=6, parked_per_queue=4, popped=4, modes=3, deliveries=3,
     client_id=20, batch=10, attributes=1_000, parked_pops=6, parked_pops_per_group=4, pops_under_way=4, timers=3,
     transactions=3, queues=2_000, brokers=3, broker_topics=4, routes=7, key_values=2_000, route_queues=100,
-    users=3, rights=4, sent_once=8, repetitions=3,
+    users=3, rights=4, all_rights=6, sent_once=8, repetitions=3,
 )  # fmt: skip
 #: A limit -> a program that goes on until it is refused, and says by which answer.
 ATTACKS: dict[str, Callable[[int], Awaitable[str]]] = {}
@@ -534,6 +534,19 @@ async def rights(count: int) -> str:
     assert "rights=4" in await changed_access(codes, 50, accessKey="one", whiteRemoteAddress=white)
     assert accounts.all()[0].rights.count() <= 4 and not accounts.all()[0].trusted
     return said
+
+
+@attack
+async def all_rights(count: int) -> str:
+    accounts, codes = access()
+    perms = "a=DENY,b=DENY,c=DENY"
+    said = [
+        await changed_access(codes, 50, accessKey=f"u{n}", secretKey="12345678", topicPerms=perms) for n in range(3)
+    ]
+    assert said[:2] == ["", ""] and accounts.entries == 6 and len(accounts.names()) == 2
+    assert "all_rights=6" in await changed_access(codes, 50, accessKey="u0", topicPerms=f"{perms},d=DENY")
+    assert await changed_access(codes, 50, accessKey="u0", topicPerms="a=DENY") == "" and accounts.entries == 4
+    return said[-1]
 
 
 @attack

@@ -39,6 +39,7 @@ from aiorocket_protocol import (
     TopicConfigTable,
     TopicListBody,
     TopicRouteData,
+    bare_list,
     decode_body,
     encode_body,
     fastjson,
@@ -361,6 +362,8 @@ def test_long_bodies_are_written_little_by_little(kind: int, count: int) -> None
             {**head, "z": [*table.values()]},
         ),
         (list_body(head, "z", table.values(), kind, tail), {**head, "z": list(table.values()), **tail}),
+        (bare_list(table.values(), kind), list(table.values())),
+        (bare_list([encode_body(each, kind) for each in table.values()], kind), list(table.values())),
     ):
         turns, data = 0, b""
         try:
