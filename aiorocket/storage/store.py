@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import product
 from types import MappingProxyType
 from typing import Any
 
@@ -475,24 +476,22 @@ class MessageStore:
 
     # ---- deleting
 
-    def delete_topic(self, topic: str, behind: asyncio.Future[None] | None = None) -> asyncio.Future[None]:
-        """Forget the queues of a topic at once; its records stay in the log until their segment goes. A topic made
-        again starts at offset 0.
+    def delete_topics(self, *topics: str, behind: asyncio.Future[None] | None = None) -> asyncio.Future[list[None]]:
+        """Forget their queues at once; their records stay in the log until their segment goes. A topic made again
+        starts at offset 0.
 
-        The future ends when the deletion is durable, which comes behind ``behind``, and the files are gone. Until then
-        appends to the topic raise StoreBusyError. Nobody has to await it: ``close`` does, and an OSError also reaches
-        the loop's exception handler.
+        The future ends when that is durable, which comes behind ``behind``, and the files are gone. Until then appends
+        to a topic raise StoreBusyError. Nobody has to await it: ``close`` does, and an OSError also reaches the loop's
+        exception handler.
         """
-        queues = self._queues
-        few = len(queues) <= MAX_QUEUE_ID
-        ids = [number for name, number in queues if name == topic] if few else range(MAX_QUEUE_ID + 1)
-        doomed = [queue for queue_id in ids if (queue := queues.pop((topic, queue_id), None)) is not None]
-        if not doomed:
-            (nothing := self._loop.create_future()).set_result(None)
-            return nothing
-        for queue in doomed:
-            queue.deleted = True
-        return self._behind.remove(topic, doomed, self._tail, behind)
+        queues, names, ids = self._queues, dict.fromkeys(topics), range(MAX_QUEUE_ID + 1)
+        few = len(queues) <= len(names) * len(ids)
+        doomed: dict[str, list[ConsumeQueue]] = {}
+        for key in [key for key in queues if key[0] in names] if few else product(names, ids):
+            if (queue := queues.pop(key, None)) is not None:
+                queue.deleted = True
+                doomed.setdefault(key[0], []).append(queue)
+        return asyncio.gather(*(self._behind.remove(topic, gone, self._tail, behind) for topic, gone in doomed.items()))
 
 
 def _moved(record: bytes, physical: int) -> bytes:

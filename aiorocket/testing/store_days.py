@@ -321,7 +321,7 @@ class _Days:
         for queue in [queue for queue in self._held if queue[0] == topic]:
             del self._held[queue]
             self._needed.pop(queue, None)
-        await self._store.delete_topic(topic)
+        await self._store.delete_topics(topic)
         left = [path for path in self._disk.files if f"/consumequeue/{topic}/" in path]
         # A crash may have left files of a queue whose messages it took.
         clean = "kill" not in self._weights and "fail" not in self._weights

@@ -439,7 +439,7 @@ def test_deleting_a_topic_while_power_fails() -> None:
                 store = await opened(env)
                 await asyncio.gather(*[put(store, "T", number % 2, b"old %d" % number) for number in range(20)])
                 await put(store, "kept", 0, b"kept")
-                await store.delete_topic("T")
+                await store.delete_topics("T")
                 made_again.append(await put(store, "T", 0, b"new"))
 
             host = simulation.host("10.0.0.1")
@@ -477,7 +477,7 @@ def test_deleting_a_topic_while_its_messages_are_being_written(full: bool) -> No
                 disk.fail(1, errno.ENOSPC)
             going = [put(store, "T", 0, b"old" * 100) for _ in range(5)]
             await asyncio.sleep(0)
-            await store.delete_topic("T")
+            await store.delete_topics("T")
             assert all(future.done() for future in going)
             await asyncio.sleep(1)  # the store looks for space again
             for body in new:
@@ -606,7 +606,7 @@ def test_a_deletion_waits_for_a_slow_disk_at_rest(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(disk, "run", counted)
         put(store)
         await asyncio.sleep(0)
-        await store.delete_topic("T")
+        await store.delete_topics("T")
         assert len(jobs) < 100
         await store.close()
 

@@ -104,7 +104,7 @@ class StoreAndDict(RuleBasedStateMachine):
         self.settle()
 
         async def go() -> None:
-            await self.store.delete_topic(topic)
+            await self.store.delete_topics(topic)
 
         self.loop.run_until_complete(go())
         for key in [key for key in self.stored if key[0] == topic]:

@@ -93,7 +93,7 @@ async def test_a_checkpoint_of_many_queues_is_made_in_turns(deleted: bool, monke
         if turns <= 200:  # some behind and some in front of where it looks, and new ones
             waiting.append(put(store, f"t{turns % 9 + 1}" if turns % 3 else f"new{turns}", 0, b"more"))
         if deleted and turns == 4:
-            gone = store.delete_topic("t0")
+            gone = store.delete_topics("t0")
         await asyncio.sleep(0)
     assert await job and turns > 10
     image = copy_of(env)
@@ -421,7 +421,7 @@ async def test_another_segment_size_after_a_restart() -> None:
 async def test_deletion_survives_a_kill_and_a_rebuild() -> None:
     env, store, _ = await filled(20, checkpoint_at=10)
     await put(store, "kept")
-    deleting = store.delete_topic("T")
+    deleting = store.delete_topics("T")
     with pytest.raises(StoreBusyError):
         put(store, "T")
     await deleting

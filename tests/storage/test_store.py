@@ -351,12 +351,12 @@ async def test_a_deleted_topic_is_gone_and_starts_again_at_zero() -> None:
     store = await opened(env)
     await asyncio.gather(*[put(store, "T", queue_id) for queue_id in (0, 1)], put(store, "kept"))
     pending = put(store, "T", 0)
-    deleted = store.delete_topic("T")
+    deleted = store.delete_topics("T")
     assert store.queues("T") == [] and store.topics() == ["kept"]
     with pytest.raises(StoreBusyError, match="being deleted"):
         put(store, "T")
     await deleted
-    await store.delete_topic("unknown")
+    await store.delete_topics("unknown")
     assert pending.done()
     assert (await put(store, "T", body=b"new")).queue_offset == 0
     assert bodies(store, "T") == [b"new"]
@@ -385,7 +385,7 @@ async def test_of_a_topic_with_many_queues_little_is_forgotten_in_a_turn(
         forget(tail, queue, offset)
 
     monkeypatch.setattr(TailCache, "forget", counted)
-    deleting = store.delete_topic("T")
+    deleting = store.delete_topics("T")
     assert store.topics() == (["other"] if others else []) and not store.max_offset("T", 0)
     with pytest.raises(StoreBusyError):
         await put(store, "T", 0, b"too early")

@@ -157,7 +157,15 @@ class ConsumerOffsets:
                 yield group, topic
 
     def delete_topics(self, topics: Set[str]) -> None:
-        self._delete([(group, topic) for group, mine in self._offsets.items() for topic in mine.keys() & topics])
+        few = len(topics) < 5  # to make a set for each of 20,000 groups takes 15 ms
+        self._delete(
+            [
+                (group, topic)
+                for group, mine in self._offsets.items()
+                for topic in (topics if few else mine.keys() & topics)
+                if topic in mine
+            ]
+        )
 
     def delete_group(self, group: str) -> None:
         self._delete([(group, topic) for topic in self.topics(group)])
@@ -168,7 +176,7 @@ class ConsumerOffsets:
             self._count -= len(topics.pop(topic))
             if not topics:
                 del self._offsets[group]
-            for queue_id in self.resets.pop((group, topic), ()):
+            for queue_id in self.resets.pop((group, topic), ()) if self.resets else ():
                 self._untold((group, topic, queue_id))
         if keys:
             self.version += 1

@@ -41,7 +41,7 @@ class CleaningHandlers:
         """Code 316: the queues of topics that the broker no longer has."""
         for name in self._store.topics():
             if name not in self._topics and not is_system_topic(name):
-                await self._store.delete_topic(name)
+                await self._store.delete_topics(name)
         return RemotingCommand.response()
 
     async def delete_expired(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aiorocket.broker.answers import plain_body, refuse
@@ -11,7 +12,7 @@ from aiorocket.broker.core.group_configs import GroupConfig
 from aiorocket.broker.core.names import Refusal, is_group_name, is_system_topic, is_topic_name
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.topics import Topic
-from aiorocket.broker.core.turns import A_TURN, each
+from aiorocket.broker.core.turns import A_SHORT_TURN, A_TURN, each
 from aiorocket.runtime.turns import in_turns
 from aiorocket_protocol import (
     CloneGroupOffsetRequestHeader,
@@ -139,22 +140,38 @@ class TopicHandlers:
             return refuse(
                 Refusal(ResponseCode.INVALID_PARAMETER, f"The topic[{name:.200}] is conflict with system topic.")
             )
-        # One look at every table for all of them: each group that popped the topic may have made one.
-        names = dict.fromkeys((name, *(one.name for one in self._topics if is_pop_retry_topic(one.name, name))))
-        for topic in filter(None, map(self._topics.get, names)):
-            self._topics.delete(topic.name)
-            self._deleted(topic)
-        self._offsets.delete_topics(names.keys())
-        self._sent.delete_topics(names)
-        self._revival.forget_topics(names)
-        # Begins before anything is waited for, name servers above all: what others store in a new topic of this name is
-        # not to go with the old one. Offsets come first: those that a crash brings back would pass over what a new
-        # topic of this name begins with.
-        saved = self._begin("offsets")
-        gone = [self._store.delete_topic(one, saved) for one in names]
+        # Offsets are saved before it is durable: those that a crash brings back would pass over what a new topic of
+        # this name begins with.
+        saved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        gone = []
+        retries = self._retries_of(name)  # each group that popped it may have made one
+        if len(retries) <= A_SHORT_TURN:
+            retries = []
+        try:
+            while retries:  # before it: nothing of a new topic of its name is among them
+                some, retries = retries[:A_SHORT_TURN], retries[A_SHORT_TURN:]
+                gone.append(self._forget(some, saved))
+                await asyncio.sleep(0)
+            gone.append(self._forget([name, *self._retries_of(name)], saved))
+        finally:
+            self._begin("offsets").add_done_callback(partial(_follow, saved))
         await self._save()
         await asyncio.gather(*gone)
         return RemotingCommand.response()
+
+    def _retries_of(self, topic: str) -> list[str]:
+        return [one.name for one in self._topics if is_pop_retry_topic(one.name, topic)]
+
+    def _forget(self, names: list[str], saved: asyncio.Future[None]) -> asyncio.Future[list[None]]:
+        """Some topics, with one look at every table. Begins before anything is waited for, name servers above all: what
+        others store in a new topic of such a name is not to go with the old one."""
+        for topic in filter(None, map(self._topics.get, names)):
+            self._topics.delete(topic.name)
+            self._deleted(topic)
+        self._offsets.delete_topics({*names})
+        self._sent.delete_topics({*names})
+        self._revival.forget_topics({*names})
+        return self._store.delete_topics(*names, behind=saved)
 
     async def all_topics(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 21."""
@@ -266,6 +283,17 @@ class TopicHandlers:
         readable = (group, topic) not in self._configs.forbidden
         plain = {"group": group, "readable": readable, "topic": topic}
         return RemotingCommand.response(body=encode_body(plain, connection.reply_type(command)))
+
+
+def _follow(future: asyncio.Future[None], done: asyncio.Future[None]) -> None:
+    """What became of ``done`` becomes of ``future``."""
+    if done.cancelled():
+        future.cancel()
+    elif (error := done.exception()) is not None:
+        future.set_exception(error)
+        future.exception()  # logged by who saves; perhaps nobody waits
+    else:
+        future.set_result(None)
 
 
 def _topic(value: Any) -> Topic:
