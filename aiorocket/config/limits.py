@@ -28,6 +28,8 @@ class Limits:
     attributes: int = 2 * MIB
     #: Consumer groups that a broker knows, also those that came into being by being used.
     groups: int = 20_000
+    #: Pairs of group and topic that the one may not read the other (353): a list of groups has them in one piece.
+    forbidden: int = 2_000
     #: Committed offsets: (group, topic, queue). Of resets a quarter as many (queue, connection) are remembered as told.
     offsets: int = 500_000
     #: Queue locks that are held or remembered.

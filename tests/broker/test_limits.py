@@ -53,6 +53,7 @@ from aiorocket_protocol import (
     TopicConfig,
     TopicRouteData,
     UpdateConsumerOffsetRequestHeader,
+    UpdateGroupForbiddenRequestHeader,
     decode_body,
     encode_batch,
     encode_body,
@@ -67,7 +68,7 @@ SMALL = Limits(
     filter_tags=5, filter_memory=20_000, parked_pulls=6, parked_per_queue=4, popped=4, modes=3, deliveries=3,
     client_id=20, batch=10, attributes=1_000, parked_pops=6, parked_pops_per_group=4, pops_under_way=4, timers=3,
     transactions=3, queues=2_000, brokers=3, broker_topics=4, routes=7, key_values=2_000, route_queues=100,
-    users=3, rights=4, all_rights=6, sent_once=8, repetitions=3,
+    users=3, rights=4, all_rights=6, forbidden=3, sent_once=8, repetitions=3,
 )  # fmt: skip
 #: A limit -> a program that goes on until it is refused, and says by which answer.
 ATTACKS: dict[str, Callable[[int], Awaitable[str]]] = {}
@@ -185,6 +186,15 @@ async def groups(count: int) -> str:
 
 def commit(group: str, queue_id: int) -> tuple[int, Any]:
     return 15, UpdateConsumerOffsetRequestHeader(group, "T", queue_id, 7)
+
+
+@attack
+async def forbidden(count: int) -> str:
+    async with broker() as (server, peer):
+        said = await refused(
+            peer, count, lambda n: (353, UpdateGroupForbiddenRequestHeader("g", f"t{n}", readable=False))
+        )
+        return said if len(server.configs.forbidden) == SMALL.forbidden else "more are kept"
 
 
 @attack

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from aiorocket.broker.core.attributes import AttributeRoom
@@ -75,8 +75,10 @@ class GroupConfigs:
         auto_create: bool = True,
         most: int = Limits().groups,
         most_attributes: int = Limits().attributes,
+        most_forbidden: int = Limits().forbidden,
     ) -> None:
         self._most = most
+        self._most_forbidden = most_forbidden
         self._attributes = AttributeRoom(most_attributes)
         self.auto_create = auto_create
         self._retry_max_times = retry_max_times
@@ -145,8 +147,8 @@ class GroupConfigs:
     def forbid(self, group: str, topic: str) -> Refusal | None:
         """``group`` may no longer read ``topic``."""
         if (group, topic) not in self.forbidden:
-            if len(self.forbidden) >= self._most:
-                return full("groups", self._most, f"group {group} is not kept from topic {topic}")
+            if len(self.forbidden) >= self._most_forbidden:
+                return full("forbidden", self._most_forbidden, f"group {group} is not kept from topic {topic}")
             self.forbidden.add((group, topic))
             self.version += 1
         return None
@@ -158,19 +160,20 @@ class GroupConfigs:
 
     def forbidden_table(self) -> dict[str, dict[str, int]]:
         """Group → topic → bits of what is forbidden, RocketMQ's forbiddenTable."""
-        table: dict[str, dict[str, int]] = {}
-        for group, topic in sorted(self.forbidden):
-            table.setdefault(group, {})[topic] = _READ
-        return table
+        return _table(self.forbidden)
 
     def to_dict(self) -> dict[str, Any]:
         return self.later()()
 
     def later(self) -> Callable[[], dict[str, Any]]:
         """``to_dict`` of now, for another thread."""
-        configs = list(self._configs.values())
-        forbidden = {"forbiddenTable": self.forbidden_table()} if self.forbidden else {}
-        return lambda: {"groups": [config.to_dict() for config in configs], **forbidden}
+        configs, forbidden = list(self._configs.values()), self.forbidden.copy()
+
+        def plain() -> dict[str, Any]:
+            more = {"forbiddenTable": _table(forbidden)} if forbidden else {}
+            return {"groups": [config.to_dict() for config in configs], **more}
+
+        return plain
 
     def load(self, data: Mapping[str, Any]) -> None:
         for item in data.get("groups", ()):
@@ -184,6 +187,13 @@ class GroupConfigs:
 
 #: The bit of reading in a forbiddenTable.
 _READ = 1 << 2
+
+
+def _table(forbidden: Iterable[tuple[str, str]]) -> dict[str, dict[str, int]]:
+    table: dict[str, dict[str, int]] = {}
+    for group, topic in sorted(forbidden):
+        table.setdefault(group, {})[topic] = _READ
+    return table
 
 
 def _in_range(config: GroupConfig) -> bool:

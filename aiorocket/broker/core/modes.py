@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from aiorocket.broker.core.names import Refusal, full
@@ -42,7 +42,12 @@ class ModeTable:
         return None
 
     def to_dict(self) -> dict[str, Any]:
-        return {"modes": [[*key, *mode] for key, mode in self._modes.items()]}
+        return self.later()()
+
+    def later(self) -> Callable[[], dict[str, Any]]:
+        """``to_dict`` of now, for another thread."""
+        modes = self._modes.copy()
+        return lambda: {"modes": [[*key, *mode] for key, mode in modes.items()]}
 
     def load(self, data: Mapping[str, Any]) -> None:
         for topic, group, name, share in data.get("modes", ()):
