@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from aiorocket.broker.core.alarms import LOW_DISK, SLOW_FLUSH, Growing, Rising
+from aiorocket.broker.core.groups import differences
 from aiorocket.broker.lags import MOST_PAIRS, lags
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ async def keep_watching(broker: Broker) -> None:
                     "lock_conflicts": _said(
                         conflicts.look(now, _of(counters.stale_commits, groups)), "commits refused"
                     ),
-                    "subscriptions_differ": dict(_differences(broker)),
+                    "subscriptions_differ": dict(differences(broker.consumers)),
                 }
             for line in broker.alarms.look(now, found):
                 _log.warning("%s", line)
@@ -74,9 +75,3 @@ def _of(counts: dict[str, int], groups: Collection[str]) -> dict[str, int]:
 
 def _said(risen: dict[str, int], what: str) -> dict[str, str]:
     return {group: f"{by} {what} of late" for group, by in risen.items()}
-
-
-def _differences(broker: Broker) -> Iterator[tuple[str, str]]:
-    for live in broker.consumers:
-        if difference := live.difference():
-            yield live.name, difference

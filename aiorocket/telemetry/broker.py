@@ -139,7 +139,7 @@ def _of_topics_and_groups(broker: Broker, parts: Parts) -> Iterator[tuple[Family
         GaugeMetricFamily(
             f"{_PREFIX}_subscriptions_differ", "1 for a group whose members subscribe differently", labels=["group"]
         ),
-        (([live.name], 1) for live in broker.consumers if live.difference()),
+        (([live.name], 1) for live in broker.consumers if live.differs),
     )
 
 

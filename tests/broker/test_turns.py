@@ -53,6 +53,8 @@ from aiorocket_protocol import (
     PeekMessageRequestHeader,
     QueryConsumeTimeSpanRequestHeader,
     QueryCorrectionOffsetHeader,
+    QueryTopicConsumeByWhoRequestHeader,
+    QueryTopicsByConsumerRequestHeader,
     RemotingCommand,
     ResetOffsetRequestHeader,
     SubscriptionData,
@@ -168,14 +170,17 @@ async def test_answers_of_whole_tables_are_made_in_turns(broker: Broker, peer: P
         broker.offsets.commit(f"g{number}", f"t{number}", 0, 5)
         broker.offsets.commit("all", f"t{number}", 0, 5)
         broker.offsets.commit("g0", "wide", number, 5)
+        broker.offsets.commit(f"g{number}", "t0", 0, 5)
     for code, header, least, member, entries in (
         (21, None, 3, "topicConfigTable", 3_000),
         (201, None, 8, "subscriptionGroupTable", 3_000),
-        (43, None, 2, "offsetTable", 6_001),
+        (43, None, 2, "offsetTable", 9_000),
         (202, GetTopicStatsInfoRequestHeader("wide"), 30, "offsetTable", 2_000),
         (208, GetConsumeStatsRequestHeader("all", ""), 180, "offsetTable", 12_000),
         (303, QueryConsumeTimeSpanRequestHeader("wide", "g"), 30, "consumeTimeSpanSet", 2_000),
         (317, GetConsumeStatsInBrokerHeader(False), 330, "consumeStatsList", 3_000),
+        (300, QueryTopicConsumeByWhoRequestHeader("t0"), 6, "groupList", 3_001),
+        (343, QueryTopicsByConsumerRequestHeader("all"), 6, "topicList", 3_000),
     ):
         turns, answer = await turns_of(broker, code, header)
         assert answer.code == 0 and turns > least, code

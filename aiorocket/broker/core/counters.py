@@ -9,6 +9,9 @@ from aiorocket.config import Limits
 
 __all__ = ("GroupCounters", "SendBack")
 
+#: Groups that are named for each total.
+_NAMED = 100
+
 
 class SendBack(NamedTuple):
     """A message that was stored again because its consumer could not handle it; what ``Broker.on_send_back`` tells.
@@ -52,7 +55,7 @@ class GroupCounters:
         return key if key in self.delivered or len(self.delivered) < self._most else ("", group)
 
     def report(self) -> dict[str, str]:
-        """For GET_BROKER_RUNTIME_INFO: a total, and one entry for each group that has any."""
+        """For GET_BROKER_RUNTIME_INFO: a total, and one entry for each of the groups that have most."""
         table: dict[str, str] = {}
         for name, counts in (
             ("sendBacks", self.send_backs),
@@ -60,5 +63,5 @@ class GroupCounters:
             ("staleCommits", self.stale_commits),
         ):
             table[name] = str(counts.total())
-            table.update({f"{name}_{group}": str(count) for group, count in sorted(counts.items())})
+            table.update({f"{name}_{group}": str(count) for group, count in sorted(counts.most_common(_NAMED))})
         return table

@@ -148,10 +148,12 @@ class InspectionHandlers:
                 yield
         return (yield from table_body({}, "data", written, lambda group: group, kind))
 
-    def topics_of_group(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def topics_of_group(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 343: the topics that a group has offsets in."""
-        group = command.read(QueryTopicsByConsumerRequestHeader).group
-        return _answer(connection, command, TopicListBody(sorted(self._offsets.topics(group)), self._address))
+        topics = sorted(self._offsets.topics(command.read(QueryTopicsByConsumerRequestHeader).group))
+        kind = connection.reply_type(command)
+        writing = list_body({}, "topicList", topics, kind, {"brokerAddr": self._address})
+        return RemotingCommand.response(body=await in_turns(writing))
 
     def subscription(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 345: what a group wants of a topic; nothing when it is not online."""

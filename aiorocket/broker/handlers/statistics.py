@@ -14,8 +14,8 @@ from collections.abc import Generator, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from aiorocket.broker.answers import keyed, keyed_pair, refuse, unknown_topic
-from aiorocket.broker.core.groups import ConsumerGroup, Member
+from aiorocket.broker.answers import keyed_pair, refuse, unknown_topic
+from aiorocket.broker.core.groups import ConsumerGroup, Member, differences
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.traffic import GROUP_GET_NUMS, TOPIC_PUT_NUMS, Growth, Key
 from aiorocket.broker.traffic import GETS_FOUND, GETS_MISSED, PUTS, TrafficMeter
@@ -188,12 +188,13 @@ class StatisticsHandlers:
             "pullOffset": offset,
         }
 
-    def consumed_by(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
+    async def consumed_by(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 300: the groups that subscribe to a topic now or have offsets in it."""
         name = command.read(QueryTopicConsumeByWhoRequestHeader).topic
         groups = {live.name for live in self._consumers if name in live.subscriptions}
         groups.update(self._offsets.groups(name))
-        return _answer(connection, command, {"groupList": sorted(groups)})
+        writing = list_body({}, "groupList", sorted(groups), connection.reply_type(command))
+        return RemotingCommand.response(body=await in_turns(writing))
 
     async def time_span(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 303: for each queue when its first and last message and the one the group consumed last were stored (-1
@@ -327,9 +328,9 @@ class StatisticsHandlers:
             **self._counters.report(),
             **self._alarms.report(),
         }
-        for live in self._consumers:
-            if difference := live.difference():
-                table[f"subscriptionsDiffer_{live.name}"] = difference
+        if differing := sum(live.differs for live in self._consumers):
+            table["subscriptionsDiffer"] = str(differing)
+            table.update((f"subscriptionsDiffer_{group}", text) for group, text in differences(self._consumers))
         return RemotingCommand.response(body=encode_body(KVTable(table), connection.reply_type(command)))
 
     def _queue(self, topic: str, queue_id: int) -> MessageQueue:
@@ -416,11 +417,6 @@ def _written(
 ) -> Generator[None, None, bytes]:
     """What is known of each queue, between ``head`` and ``tail``."""
     return table_body(head, "offsetTable", table.items(), partial(keyed_pair, serialize_type=kind), kind, tail)
-
-
-def _answer(connection: Connection, command: RemotingCommand, plain: dict[str, Any]) -> RemotingCommand:
-    kind = connection.reply_type(command)
-    return RemotingCommand.response(body=encode_body(keyed(plain, kind), kind))
 
 
 async def _connections(
