@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 from aiorocket.broker.core.long_poll import LongPolls, ParkedPull
 from aiorocket.broker.core.names import Refusal
+from aiorocket.broker.core.turns import A_TURN
 from aiorocket.errors import StoreError, StoreFullError
 from aiorocket.storage.results import PutResult, PutStatus, StoreBrokenError
 from aiorocket_protocol import (
@@ -20,7 +21,10 @@ from aiorocket_protocol import (
     encode_body,
 )
 
-__all__ = ("keyed", "keyed_pair", "plain_body", "put_refusal", "refuse", "store_refusal", "tell_gone", "unknown_topic")
+__all__ = (
+    "keyed", "keyed_pair", "plain_body", "put_refusal", "refuse", "store_refusal", "tell_gone",
+    "unknown_topic",
+)  # fmt: skip
 
 
 def refuse(refusal: Refusal) -> RemotingCommand:
@@ -67,20 +71,34 @@ def plain_body(command: RemotingCommand, *, lenient: int = MAX_LENIENT) -> dict[
     return plain if isinstance(plain, dict) else {}
 
 
-def keyed(value: Any, serialize_type: int) -> Any:
+def keyed(value: Any, serialize_type: int) -> Generator[None, None, Any]:
     """A copy whose maps have queues as keys in the form that ``serialize_type`` has for them: objects in JSON, the same
-    as text in msgpack, whose keys are text."""
-    if isinstance(value, list):
-        return [keyed(item, serialize_type) for item in value]
-    if not isinstance(value, Mapping):
-        return value
-    return {_key(key, serialize_type): keyed(item, serialize_type) for key, item in value.items()}
+    as text in msgpack, whose keys are text. Made little by little: a peer may have said hundreds of thousands."""
+    looked = 0
+
+    def copied(value: Any) -> Generator[None, None, Any]:
+        nonlocal looked
+        made: dict[Any, Any] | list[Any] = [] if isinstance(value, list) else {}
+        for each in value:
+            looked += 1
+            if looked % A_TURN == 0:
+                yield
+            item = each if isinstance(made, list) else value[each]
+            if isinstance(item, list | Mapping):
+                item = yield from copied(item)
+            if isinstance(made, list):
+                made.append(item)
+            else:
+                made[_key(each, serialize_type)] = item
+        return made
+
+    return (yield from copied(value)) if isinstance(value, list | Mapping) else value
 
 
 def keyed_pair(pair: tuple[Any, Any], serialize_type: int) -> tuple[Any, Any]:
-    """``keyed`` of one entry of a map."""
+    """The same of one entry of a map, whose value has no maps with such keys."""
     key, value = pair
-    return _key(key, serialize_type), keyed(value, serialize_type)
+    return _key(key, serialize_type), value
 
 
 def _key(key: Any, serialize_type: int) -> Any:

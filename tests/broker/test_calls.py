@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from aiorocket.broker import Broker
+from aiorocket.broker import Broker, answers
 from aiorocket.broker.core.counters import SendBack
 from aiorocket.broker.core.group_configs import GroupConfigs
 from aiorocket.broker.core.groups import ConsumerGroup, GroupTable, differences
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.topics import UNIT, UNIT_SUB
+from aiorocket.broker.core.turns import A_TURN
 from aiorocket.config import NameServerConfig
 from aiorocket.nameserver import NameServer
 from aiorocket.remoting import Connection
@@ -102,6 +103,35 @@ async def test_running_info_is_the_clients_own_in_the_administrators_serialisati
 
             assert msgpack.unpackb(answer.body)["mqTable"] == {text: {"commitOffset": 7}}
     await peer.close()
+
+
+@pytest.mark.parametrize(("code", "kind"), [(223, "json"), (307, "msgpack")])
+async def test_of_what_a_client_says_little_is_translated_in_a_turn(
+    broker: Broker, peer: Peer, monkeypatch: pytest.MonkeyPatch, code: int, kind: str
+) -> None:
+    """A mebibyte of keys that begin as queues do took 0.5 s, and as much msgpack is not read any more."""
+    keys: list[int] = [0]
+
+    def counted(key: Any, serialize_type: int) -> Any:
+        if not keys[-1]:
+            asyncio.get_running_loop().call_soon(keys.append, 0)
+        keys[-1] += 1
+        return translated(key, serialize_type)
+
+    translated = answers._key
+    monkeypatch.setattr(answers, "_key", counted)
+    number = MSGPACK if kind == "msgpack" else 0
+    said = {"messageQueueTable": {f"{{{number}": number for number in range(15_000)}}
+    async with consumer(broker, "c1", kind) as member:
+        await peer.ask(code, None, consumerGroup="g", group="g", topic="T", clientId="c1")
+        await reply(member, await asked(member), body=encode_body(said, number))
+        answer = await peer.answer()
+        assert answer.code == 0 and b'"{14999"' in answer.body
+        assert sum(keys) >= 15_000 and max(keys) <= A_TURN
+        if number:
+            await peer.ask(code, None, consumerGroup="g", clientId="c1")
+            await reply(member, await asked(member), body=b"\x91" + b"\x90" * (256 << 10))
+            assert "at most 262144 are read" in ((await peer.answer()).remark or "")
 
 
 async def test_a_client_that_refuses_is_quoted(broker: Broker, peer: Peer) -> None:

@@ -141,7 +141,11 @@ class CallHandlers:
         body = answer.body
         kind = connection.reply_type(command)
         if body and (answer.serialize_type == MSGPACK) != (kind == MSGPACK):
-            body = encode_body(keyed(_said(answer), kind), kind)
+            said = _said(answer)
+            await asyncio.sleep(0)  # each of these three may take some 30 ms
+            said = await in_turns(keyed(said, kind))
+            await asyncio.sleep(0)
+            body = encode_body(said, kind)
         return RemotingCommand.response(answer.code, remark=answer.remark, body=body)
 
     def _member(self, group: str, client_id: str) -> Member[Connection] | Refusal:
@@ -193,8 +197,10 @@ class CallHandlers:
                     if answer.code:
                         raise RemoteError(answer.code, answer.remark, address=member.peer)
                     offsets = _said(answer).get("messageQueueTable")
-                    said = keyed(offsets if isinstance(offsets, dict) else {}, kind)
-                    table[member.client_id] = encode_body({member.client_id: said}, kind)
+                    known = offsets if isinstance(offsets, dict) else {}
+                    queues = (item for item in known.items() if isinstance(item[1], int))
+                    writing = table_body({}, member.client_id, queues, partial(keyed_pair, serialize_type=kind), kind)
+                    table[member.client_id] = await in_turns(writing)
                 except (RocketError, ProtocolError) as error:
                     silent.append(f"{member.client_id}: {error}")
             if done >= _BYTES:
@@ -371,8 +377,9 @@ def _is_known(answer: asyncio.Future[RemotingCommand]) -> None:
 def _said(answer: RemotingCommand) -> dict[str, Any]:
     """What a client answered, as far as a request could have said it; maps with queues as keys are as clients write
     them. ProtocolError."""
-    if len(answer.body) > MAX_CONTROL_BODY:
-        raise ProtocolError(f"an answer of {len(answer.body)} bytes: at most {MAX_CONTROL_BODY} are read", where="body")
+    most = MAX_CONTROL_BODY // 4 if answer.serialize_type == MSGPACK else MAX_CONTROL_BODY
+    if len(answer.body) > most:
+        raise ProtocolError(f"an answer of {len(answer.body)} bytes: at most {most} are read", where="body")
     return plain_body(answer, lenient=4 * MAX_LENIENT)
 
 
