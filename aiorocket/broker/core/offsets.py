@@ -171,13 +171,16 @@ class ConsumerOffsets:
         self._delete([(group, topic) for topic in self.topics(group)])
 
     def _delete(self, keys: list[tuple[str, str]]) -> None:
+        offsets, gone = self._offsets, 0
         for group, topic in keys:
-            topics = self._offsets[group]
-            self._count -= len(topics.pop(topic))
+            topics = offsets[group]
+            gone += len(topics.pop(topic))
             if not topics:
-                del self._offsets[group]
-            for queue_id in self.resets.pop((group, topic), ()) if self.resets else ():
-                self._untold((group, topic, queue_id))
+                del offsets[group]
+        for key in keys if self.resets else ():
+            for queue_id in self.resets.pop(key, ()):
+                self._untold((*key, queue_id))
+        self._count -= gone
         if keys:
             self.version += 1
 

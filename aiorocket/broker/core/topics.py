@@ -34,6 +34,7 @@ from aiorocket_protocol import (
     SINGLE_TAG,
     TIMER_TOPIC,
     ResponseCode,
+    is_pop_retry_topic,
     reply_topic,
     revive_topic,
     tags_code,
@@ -177,6 +178,11 @@ class TopicTable:
 
     def __contains__(self, name: object) -> bool:
         return name in self._topics
+
+    def pop_retries(self, topic: str) -> list[str]:
+        """Names of the topics that hold what was popped of it and is to come again, of all groups."""
+        end = f"+{topic}"  # most are left out by a look at the end, without a call for each of 50,000
+        return [name for name in self._topics if name.endswith(end) and is_pop_retry_topic(name, topic)]
 
     def put(self, topic: Topic) -> bool:
         """Create or replace; False when nothing changed, and then the version stays."""

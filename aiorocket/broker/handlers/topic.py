@@ -28,7 +28,6 @@ from aiorocket_protocol import (
     TopicConfig,
     UpdateGroupForbiddenRequestHeader,
     encode_body,
-    is_pop_retry_topic,
     table_body,
 )
 from aiorocket_protocol.plain import Plain
@@ -144,23 +143,19 @@ class TopicHandlers:
         # this name begins with.
         saved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         gone = []
-        retries = self._retries_of(name)  # each group that popped it may have made one
-        if len(retries) <= A_SHORT_TURN:
-            retries = []
+        retries = self._topics.pop_retries(name)  # each group that popped it may have made one
         try:
-            while retries:  # before it: nothing of a new topic of its name is among them
-                some, retries = retries[:A_SHORT_TURN], retries[A_SHORT_TURN:]
-                gone.append(self._forget(some, saved))
-                await asyncio.sleep(0)
-            gone.append(self._forget([name, *self._retries_of(name)], saved))
+            if len(retries) > A_SHORT_TURN:  # before it: nothing of a new topic of its name is among them
+                for first in range(0, len(retries), A_SHORT_TURN):
+                    gone.append(self._forget(retries[first : first + A_SHORT_TURN], saved))
+                    await asyncio.sleep(0)
+                retries = self._topics.pop_retries(name)
+            gone.append(self._forget([name, *retries], saved))
         finally:
             self._begin("offsets").add_done_callback(partial(_follow, saved))
         await self._save()
         await asyncio.gather(*gone)
         return RemotingCommand.response()
-
-    def _retries_of(self, topic: str) -> list[str]:
-        return [one.name for one in self._topics if is_pop_retry_topic(one.name, topic)]
 
     def _forget(self, names: list[str], saved: asyncio.Future[None]) -> asyncio.Future[list[None]]:
         """Some topics, with one look at every table. Begins before anything is waited for, name servers above all: what
