@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Container
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from aiorocket.broker.copies import NOT_COPIED, Copy, copied_properties, store_copy
@@ -97,8 +98,9 @@ class PopRevival:
         self._reviving = 0
         self._rewriting = False
         self._lines = Rarely(_SAY_AFTER)
-        #: Pops whose record the store did not take.
-        self._unrecorded: list[Pop] = []
+        #: What the store did not take: pops, and records of what begins anew or is deleted, with their numbers.
+        self._unrecorded: list[tuple[int, Pop | bytes]] = []
+        self._number = 0
         self.free: Callable[[str, str], None] = lambda topic, group: None
         self.table = PopTable()
 
@@ -183,12 +185,6 @@ class PopRevival:
         landed = [offset for offset in offsets if self.table.is_out_in(key, offset, pop_time)]
         if not landed:
             return False
-        unrecorded, self._unrecorded = self._unrecorded, []
-        for pop in unrecorded:  # what is acknowledged of it would mean nothing
-            if pop.taken:
-                self._unrecorded.append(pop)
-            elif pop.left:
-                self._record_pop(pop)
         self._append(encode_acknowledged(key, landed, pop_time), None, done)
         for offset in landed:
             committed = self.table.acknowledge(key, offset, pop_time)
@@ -219,20 +215,20 @@ class PopRevival:
         """The group begins at ``offset`` of a queue: for the first time, or because an administrator said so."""
         self.table.reset(key)
         self._offsets.commit(key.group, key.topic, key.queue_id, offset)
-        self._append_or_log(encode_reset(key, offset))
+        self._append_or_log(encode_reset(key, offset), kept=True)
 
     def forget_topics(self, topics: Container[str]) -> None:
         """They are deleted."""
         if gone := self.table.forget(topics=topics):
             self._save_begin()
             for topic in dict.fromkeys(key.topic for key in gone):
-                self._append_or_log(encode_forgotten(topic=topic, group=None))
+                self._append_or_log(encode_forgotten(topic=topic, group=None), kept=True)
 
     def forget_group(self, group: str) -> None:
         """It is deleted with its offsets."""
         if self.table.forget(group=group):
             self._save_begin()
-            self._append_or_log(encode_forgotten(topic=None, group=group))
+            self._append_or_log(encode_forgotten(topic=None, group=group), kept=True)
 
     # ---- records
 
@@ -242,15 +238,50 @@ class PopRevival:
         except StoreError as error:
             self._warn("what is with consumers of %s cannot be recorded: %s%s", pop.key.group, error)
 
-    def _append_or_log(self, record: bytes) -> bool:
+    def _append_or_log(self, record: bytes, *, kept: bool = False) -> bool:
         try:
-            self._append(record, None, None)
+            self._append(record, None, None, kept=kept)
         except StoreError as error:
             self._warn("a record of %s cannot be stored: %s%s", self._log_topic, error)
             return False
         return True
 
-    def _append(self, record: bytes, pop: Pop | None, done: Callable[[PutResult], None] | None) -> None:
+    def _append(
+        self, record: bytes, pop: Pop | None, done: Callable[[PutResult], None] | None, *, kept: bool = False
+    ) -> None:
+        """Behind those that the store did not take: what a record says would mean nothing without them, or pass over
+        what they are about. Of a pop, or ``kept``, it is one of these itself when it is not taken."""
+        self._number += 1
+        number, one = self._number, pop or (record if kept else None)
+        try:
+            while self._unrecorded:
+                self._store_again(*heappop(self._unrecorded))
+            self._store(number, record, pop, one, done)
+        except StoreError:
+            self._not_recorded(number, one)
+            raise
+
+    def _store_again(self, number: int, one: Pop | bytes) -> None:
+        if isinstance(one, Pop) and not (one.left or one.changing):
+            return
+        try:
+            if isinstance(one, Pop):
+                one.missing = False
+                self._store(number, self.table.encode_pop(one, late=True), one, one, None)
+            else:
+                self._store(number, one, None, one, None)
+        except StoreError:
+            self._not_recorded(number, one)
+            raise
+
+    def _store(
+        self,
+        number: int,
+        record: bytes,
+        pop: Pop | None,
+        kept: Pop | bytes | None,
+        done: Callable[[PutResult], None] | None,
+    ) -> None:
         def stored(result: PutResult) -> None:
             if result.status is _OK:
                 self.table.recorded(pop, result.queue_offset)
@@ -259,32 +290,34 @@ class PopRevival:
                     self._rewriting = True  # what is stored meanwhile does not begin the next
                     self._loop.call_soon(self._write_anew)
             else:
-                self._not_recorded(pop)
+                self._not_recorded(number, kept)
             if done is not None:
                 done(result)
 
-        try:
-            self.store.append(
-                self._log_topic,
-                0,
-                record,
-                b"",
-                flag=0,
-                sys_flag=0,
-                born_timestamp=self._clock.wall_ms(),
-                born_host=self.store.store_host,
-                tags_code=0,
-                done=stored,
-            )
-        except StoreError:
-            self._not_recorded(pop)
-            raise
+        self.store.append(
+            self._log_topic,
+            0,
+            record,
+            b"",
+            flag=0,
+            sys_flag=0,
+            born_timestamp=self._clock.wall_ms(),
+            born_host=self.store.store_host,
+            tags_code=0,
+            done=stored,
+        )
 
-    def _not_recorded(self, pop: Pop | None) -> None:
-        if pop is not None:
-            if len(self._unrecorded) > 1024 + 2 * self.table.count:
-                self._unrecorded = [one for one in self._unrecorded if one.left]
-            self._unrecorded.append(pop)
+    def _not_recorded(self, number: int, one: Pop | bytes | None) -> None:
+        if one is None:
+            return
+        if len(self._unrecorded) % 1024 == 1023:  # of what was acknowledged meanwhile nothing is to be recorded
+            self._unrecorded = [
+                each for each in self._unrecorded if isinstance(each[1], bytes) or each[1].left or each[1].changing
+            ]
+            heapify(self._unrecorded)
+        if isinstance(one, Pop):
+            one.missing = True
+        heappush(self._unrecorded, (number, one))
 
     def _save_begin(self) -> None:
         self._offsets.commit(REVIVE_GROUP, self._log_topic, 0, self.table.begin())

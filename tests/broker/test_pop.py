@@ -795,29 +795,20 @@ def test_a_group_that_began_at_the_end_loses_nothing_to_a_kill(monkeypatch: pyte
 def test_what_was_done_stays_done_although_the_store_took_no_record_for_a_while(
     monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
-    append = MessageStore.append
-    busy = False
-
-    def refuse(store: MessageStore, topic: str, *arguments: Any, **more: Any) -> None:
-        if busy and topic.startswith("rmq_sys_REVIVE"):
-            raise StoreBusyError("too much waits")
-        append(store, topic, *arguments, **more)
-
-    monkeypatch.setattr(MessageStore, "append", refuse)
+    refusing = _refusing_records(monkeypatch)
 
     async def main(sim: Simulation) -> None:
-        nonlocal busy
         disk = sim.disk()
         host, broker = await started(sim, sim.env(disk=disk), config())
         peer = Popper(sim, broker.address)
         for body in (b"0", b"1"):
             await peer.send(body)
-        busy = refused == "pop"
+        refusing.extend([True] * (refused == "pop"))
         first, second = await peer.pop()
         if refused == "ack":
-            busy = True
+            refusing.append(True)
             assert await peer.ack(second) != 0
-        busy = False
+        refusing.clear()
         assert await peer.ack(second) == 0
         await host.run(broker.close())
         host, broker = await started(sim, sim.env(disk=disk), config())
@@ -828,6 +819,77 @@ def test_what_was_done_stays_done_although_the_store_took_no_record_for_a_while(
         await host.run(broker.close())
 
     simulate(main)
+
+
+@pytest.mark.parametrize("then", ["pop", "change"])
+def test_what_is_recorded_passes_over_no_pop_that_the_store_did_not_take(
+    monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    refusing = _refusing_records(monkeypatch)
+
+    async def main(sim: Simulation) -> None:
+        disk = sim.disk()
+        host, broker = await started(sim, sim.env(disk=disk), config())
+        peer = Popper(sim, broker.address)
+        for number in range(6):
+            await peer.send(b"%d" % number)
+        refusing.append(True)
+        found = await peer.pop(max_msg_nums=3)
+        refusing.clear()
+        if then == "pop":
+            assert len(await peer.pop(max_msg_nums=2)) == 2
+        else:
+            assert (await peer.call(200053, found[1].change(30_000))).code == 0
+        await host.run(broker.close())
+        host, broker = await started(sim, sim.env(disk=disk), config())
+        peer = await peer.again(sim, broker)
+        await asyncio.sleep(65)
+        assert bodies(await peer.pop()) == [b"%d" % number for number in range(6)]
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+def test_a_topic_that_is_deleted_while_the_store_takes_nothing_leaves_no_pops(monkeypatch: pytest.MonkeyPatch) -> None:
+    refusing = _refusing_records(monkeypatch)
+
+    async def main(sim: Simulation) -> None:
+        disk = sim.disk()
+        host, broker = await started(sim, sim.env(disk=disk), config(host="127.0.0.1"))
+        peer = Popper(sim, broker.address, "127.0.0.1")
+        for topic in ("U", "T"):
+            for number in range(2):
+                await peer.send(b"%d" % number, topic=topic)
+        other = await peer.pop("U", invisible_time=3_600_000)  # a start has to read from there on
+        await peer.pop()
+        refusing.append(True)
+        assert (await peer.call(215, DeleteTopicRequestHeader("T"))).code == 0
+        refusing.clear()
+        await peer.send(b"new")
+        assert await peer.ack(other[0]) == 0
+        await host.run(broker.close())
+        host, broker = await started(sim, sim.env(disk=disk), config(host="127.0.0.1"))
+        await peer.close()
+        peer = Popper(sim, broker.address, "127.0.0.1")
+        assert bodies(await peer.pop()) == [b"new"] and broker.popped == 2
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+def _refusing_records(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """While there is something in it the store takes no record of a pop."""
+    append, refusing = MessageStore.append, list[bool]()
+
+    def refuse(store: MessageStore, topic: str, *arguments: Any, **more: Any) -> None:
+        if refusing and topic.startswith("rmq_sys_REVIVE"):
+            raise StoreBusyError("too much waits")
+        append(store, topic, *arguments, **more)
+
+    monkeypatch.setattr(MessageStore, "append", refuse)
+    return refusing
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["busy", "full"])

@@ -55,14 +55,15 @@ def test_a_change_that_is_not_on_record_did_not_happen() -> None:
     table.give_back(pop, 2.5)
     table.acknowledge(KEY, 1, 1000)
     changed = table.change(KEY, 0, 1000, wall_ms=1200, invisible_ms=9000, now=1.2)
-    assert changed is not None and table.begin() == table.end == 1, "nothing of the old one is needed"
+    assert changed is not None and table.begin() == 0 and table.end == 1, "the old one is needed until it is on record"
     table.undo(changed)
     assert table.begin() == 0
     changed = table.change(KEY, 0, 1000, wall_ms=1200, invisible_ms=9000, now=1.2)
-    assert changed is not None and changed.old is pop
+    assert changed is not None and changed.olds == [pop]
     table.recorded(changed, 1)
+    assert table.begin() == 1
     table.undo(changed)
-    assert changed.old is None and table.is_out_in(KEY, 0, changed.pop_time), "it is on record"
+    assert not changed.olds and table.is_out_in(KEY, 0, changed.pop_time), "it is on record"
 
 
 def test_a_message_whose_time_is_over_is_taken_once() -> None:

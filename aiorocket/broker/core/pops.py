@@ -57,7 +57,8 @@ class Pop:
     """Messages of one queue that went out together. ``offsets`` are all of them; which are still out says the queue."""
 
     __slots__ = (
-        "attempt", "due", "in_order", "invisible_ms", "key", "left", "logged", "offsets", "old", "pop_time", "taken",
+        "attempt", "changing", "due", "in_order", "invisible_ms", "key", "left", "logged", "missing", "next", "offsets",
+        "olds", "pop_time", "taken",
     )  # fmt: skip
 
     def __init__(
@@ -80,12 +81,18 @@ class Pop:
         #: The name a client gave to what it asked: asked again, it gets the same.
         self.attempt = attempt
         self.left = len(offsets)
+        #: Where the group went on behind it.
+        self.next = 0
         #: Where its newest record is, None until it is stored.
         self.logged: int | None = None
+        #: The store did not take its newest record.
+        self.missing = False
         #: Its time is over and it is being dealt with: too late to acknowledge.
         self.taken = False
-        #: The pop that a change took its message from, until the change is on record.
-        self.old: Pop | None = None
+        #: The pops that it took messages from, until it is on record itself.
+        self.olds: list[Pop] = []
+        #: How many have it among these: until they are on record its own record is needed.
+        self.changing = 0
 
 
 class PopQueue:
@@ -195,7 +202,17 @@ class PopTable:
                 old = queue.out.get(offset)
                 if old is not None and not (attempt and old.attempt == attempt):
                     queue.times[offset] = queue.times.get(offset, 0) + 1
+                if old is not None:
+                    self._replaces(pop, old)
         self._put(pop, next_offset)
+        for old in pop.olds[:]:
+            # Nothing is left of it, and no record: on a full disk these would become more each time.
+            if old.missing and old.logged is None and not old.left and old.changing == 1:
+                pop.olds.remove(old)
+                old.changing = 0
+                for older in old.olds:
+                    self._replaces(pop, older)
+                self._end(old)
         return pop
 
     def acknowledge(self, key: QueueKey, offset: int, pop_time: int) -> int | None:
@@ -223,14 +240,14 @@ class PopTable:
             return None
         # Later than the old one, so that the old handle means nothing any more.
         pop = Pop(key, (offset,), max(wall_ms, pop_time + 1), invisible_ms, now + invisible_ms / 1000, old.in_order, "")
+        self._replaces(pop, old)
         self._put(pop, queue.next)
-        pop.old = old
         return pop
 
     def undo(self, pop: Pop) -> None:
         """A change could not be recorded, and whoever asked is told so: the message is out in the pop that it was in,
         whose handle is the one they have; unless something happened to it since."""
-        queue, old = self._queues.get(pop.key), pop.old
+        queue, old = self._queues.get(pop.key), next(iter(pop.olds), None)
         offset = pop.offsets[0]
         if queue is None or old is None or queue.out.get(offset) is not pop or pop.taken or old.taken:
             return
@@ -238,9 +255,6 @@ class PopTable:
         self.count += 1
         old.left += 1
         self._leave(pop)
-        if old.logged is not None and old.logged not in self._recorded:
-            self._recorded[old.logged] = old
-            self._recorded = OrderedDict(sorted(self._recorded.items()))
         if all(waiting is not old for _, _, waiting in self._due):
             self._schedule(old, old.due)
 
@@ -292,31 +306,34 @@ class PopTable:
         """A record is stored at ``at``, that of ``pop`` or one that is no pop's. Called in the order of the records."""
         self.end = at + 1
         if pop is not None:
-            pop.old = None
             if pop.logged is not None:
                 self._recorded.pop(pop.logged, None)
             pop.logged = at
-            if pop.left:
+            if pop.left or pop.changing:
                 self._recorded[at] = pop
+            olds, pop.olds = pop.olds, []
+            for old in olds:
+                old.changing -= 1
+                self._end(old)
 
     def outdated(self) -> Pop | None:
         """The pop with the oldest record, when that is so far behind that it should be written anew. Not one that is
         ``taken``: it may be on record already that its messages are stored elsewhere."""
         for at, pop in self._recorded.items():
-            return pop if not pop.taken and self.end - at > max(FAR_BEHIND, 4 * len(self._recorded)) else None
+            far = self.end - at > max(FAR_BEHIND, 4 * len(self._recorded))
+            return pop if far and pop.left and not pop.taken else None
         return None
 
-    def encode_pop(self, pop: Pop) -> bytes:
-        """The record of what of ``pop`` is still out."""
+    def encode_pop(self, pop: Pop, *, late: bool = False) -> bytes:
+        """The record of what of ``pop`` is still out. A ``late`` one is stored in front of others that were due behind
+        it, so it passes over nothing that was popped later, and has what those take from it."""
         queue = self._queues.get(pop.key)
-        out = () if queue is None else [offset for offset in pop.offsets if queue.out.get(offset) is pop]
-        members: dict[str, Any] = {
-            **_members(pop.key),
-            "ol": list(out),
-            "nx": -1 if queue is None else queue.next,
-            "pt": pop.pop_time,
-            "it": pop.invisible_ms,
-        }
+        out, next_offset = list[int](), -1
+        if queue is not None:
+            out = [offset for offset in pop.offsets if _is_of(pop, queue.out.get(offset), late)]
+            next_offset = pop.next if late else queue.next
+        members: dict[str, Any] = {**_members(pop.key), "ol": out, "nx": next_offset}
+        members.update(pt=pop.pop_time, it=pop.invisible_ms)
         if pop.in_order:
             members["od"] = 1
             if queue is not None and (times := [queue.times.get(offset, 0) for offset in out]) and any(times):
@@ -405,7 +422,7 @@ class PopTable:
                 self._leave(old)
         if behind:  # from a record that was written anew
             queue.out = OrderedDict(sorted(queue.out.items()))
-        queue.next = max(queue.next, next_offset)
+        queue.next = pop.next = max(queue.next, next_offset)
         self._schedule(pop, pop.due)
 
     def _schedule(self, pop: Pop, due: float) -> None:
@@ -428,8 +445,35 @@ class PopTable:
     def _leave(self, pop: Pop) -> None:
         self.count -= 1
         pop.left -= 1
-        if not pop.left and pop.logged is not None:
-            self._recorded.pop(pop.logged, None)
+        self._end(pop)
+
+    def _replaces(self, pop: Pop, old: Pop) -> None:
+        """``pop`` takes messages from ``old``."""
+        if old not in pop.olds:
+            pop.olds.append(old)
+            old.changing += 1
+
+    def _end(self, pop: Pop) -> None:
+        """Its record is needed no more, unless something is left of it, or on its way from it to another record."""
+        ended = [pop]
+        for one in ended:
+            if not one.left and not one.changing:
+                if one.logged is not None:
+                    self._recorded.pop(one.logged, None)
+                for old in one.olds:
+                    old.changing -= 1
+                ended += one.olds
+                one.olds = []
+
+
+def _is_of(pop: Pop, current: Pop | None, late: bool) -> bool:
+    """Whether a message that is out in ``current`` is out in ``pop``, or with ``late`` was, before what took it from
+    there, which is not on record."""
+    before = [] if current is None else [current]
+    if late:
+        for one in before:
+            before += [old for old in one.olds if old not in before]
+    return pop in before
 
 
 def encode_acknowledged(key: QueueKey, offsets: Iterable[int], pop_time: int) -> bytes:

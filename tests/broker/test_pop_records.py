@@ -1,0 +1,197 @@
+"""What a broker loses with its power passes over no message that somebody had popped: whatever the store refused,
+failed or had not made durable, the message is out again, or comes again, or was done."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aiorocket.broker.core.pops import QueueKey
+from aiorocket.broker.core.tables import Tables
+from aiorocket.broker.revive import PopRevival
+from aiorocket.config import BrokerConfig
+from aiorocket.errors import StoreError
+from aiorocket.storage.results import PutResult, PutStatus, StoreBusyError
+from aiorocket_protocol import encode_record, revive_topic
+
+RECORDS = revive_topic("DefaultCluster")
+KEYS = [QueueKey("T", "g", 0), QueueKey("U", "h", 0)]
+#: Places of the log: those of records, and those of messages, behind them.
+_MESSAGES = 1 << 20
+
+
+class Log:
+    """A store that makes durable what it is told to, and refuses or fails when it is told to."""
+
+    store_host = bytes(8)
+
+    def __init__(self, records: list[bytes]) -> None:
+        self.records = records
+        #: Messages that are stored in a retry topic.
+        self.moved: set[tuple[str, int]] = set()
+        self.waiting: list[tuple[str, bytes, Callable[[PutResult], None]]] = []
+        self.refuses = False
+
+    def append(
+        self, topic: str, queue_id: int, body: bytes, properties: bytes, *, done: Callable[[PutResult], None], **_: Any
+    ) -> None:
+        if self.refuses:
+            raise StoreBusyError("too much waits")
+        self.waiting.append((topic, bytes(body), done))
+
+    def sync(self, count: int) -> None:
+        some, self.waiting = self.waiting[:count], self.waiting[count:]
+        for topic, body, done in some:
+            self.keep(topic, body)
+            done(PutResult(PutStatus.OK, 0, len(self.records) - 1, 0))
+
+    def fail(self) -> None:
+        some, self.waiting = self.waiting, []
+        for _, _, done in some:
+            done(PutResult(PutStatus.FULL, -1, -1, 0))
+
+    def keep(self, topic: str, body: bytes) -> None:
+        if topic == RECORDS:
+            self.records.append(body)
+        else:
+            name, _, offset = body.decode().partition(" ")
+            self.moved.add((name, int(offset)))
+
+    def after_a_power_cut(self, count: int) -> Log:
+        """``count`` of those that wait have come so far."""
+        log = Log(list(self.records))
+        log.moved = set(self.moved)
+        for topic, body, _ in self.waiting[:count]:
+            log.keep(topic, body)
+        return log
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        return 0
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        return len(self.records)
+
+    def entries(self, topic: str, queue_id: int, offset: int, count: int) -> list[tuple[int, int, int]]:
+        if topic == RECORDS:
+            return [(at, 0, 0) for at in range(offset, min(len(self.records), offset + count))]
+        return [((1 + [key.topic for key in KEYS].index(topic)) * _MESSAGES + offset, 0, 0)]
+
+    def read_record(self, place: int) -> bytes:
+        topic, offset = divmod(place, _MESSAGES)
+        body = b"%s %d" % (KEYS[topic - 1].topic.encode(), offset) if topic else self.records[place]
+        return encode_record(
+            topic=b"T", body=body, properties=b"", queue_id=0, queue_offset=offset, physical_offset=place, flag=0,
+            sys_flag=0, born_timestamp=0, born_host=bytes(8), store_timestamp=0, store_host=bytes(8),
+        )  # fmt: skip
+
+
+class Walk:
+    """A broker's pops, and steps that are drawn."""
+
+    def __init__(self, seed: int, in_order: bool) -> None:
+        self.draw = random.Random(seed)
+        self.in_order = in_order
+        self.now = 1000.0
+        self.log = Log([])
+        self.tables, self.revival = self.begin(self.log, {})
+        self.saved = self.tables.offsets.to_dict()
+        self.done: set[tuple[QueueKey, int]] = set()
+        self.given: dict[QueueKey, int] = dict.fromkeys(KEYS, 0)
+
+    def begin(self, log: Log, saved: dict[str, Any]) -> tuple[Tables, PopRevival]:
+        tables = Tables.of(BrokerConfig())
+        tables.offsets.load(saved)
+        never = SimpleNamespace(cancel=lambda: None, when=lambda: 0.0)
+        loop: Any = SimpleNamespace(time=lambda: self.now, call_at=lambda *_: never, call_soon=lambda *_: None)
+        clock: Any = SimpleNamespace(wall_ms=lambda: round(self.now * 1000))
+        store: Any = log
+        return tables, PopRevival(loop, clock, tables, store, cluster="DefaultCluster", topics_changed=lambda: None)
+
+    def pop(self, key: QueueKey) -> None:
+        table, offsets = self.revival.table, self.tables.offsets
+        first, count = table.next_offset(key, offsets.query(*key[1::-1], 0) or 0), self.draw.randint(1, 3)
+        if self.in_order:
+            if table.is_blocked(key, "", self.now):
+                return
+            if (again := table.again(key)) is not None:
+                first, count = again[0], min(count, again[1])
+        some = list(range(first, first + count))
+        invisible = self.draw.choice([1, 1000, 20_000])
+        pop = table.take(
+            key, some, some[-1] + 1, pop_time=round(self.now * 1000), invisible_ms=invisible, now=self.now,
+            in_order=self.in_order,
+        )  # fmt: skip
+        self.given[key] = max(self.given[key], some[-1] + 1)
+        offsets.commit(key.group, key.topic, 0, table.first_out(key) or 0)
+        self.revival.took(pop)
+
+    def settle(self, key: QueueKey, *, acknowledge: bool) -> None:
+        queue = self.revival.table._queues.get(key)
+        if queue is None:
+            return
+        offset, pop = self.draw.choice(list(queue.out.items()))
+        if acknowledge:
+            if self.revival.acknowledge(key, [offset], pop.pop_time, lambda result: None):
+                self.done.add((key, offset))
+            return
+        changed = self.revival.table.change(
+            key, offset, pop.pop_time, wall_ms=round(self.now * 1000), invisible_ms=self.draw.choice([0, 30_000]),
+            now=self.now,
+        )  # fmt: skip
+        if changed is not None:
+            self.revival.changed(changed, lambda result: None)
+
+    def step(self) -> None:
+        key = self.draw.choice([*KEYS, KEYS[0]])
+        what = self.draw.choice(
+            ["pop"] * 5 + ["ack", "change", "sync"] * 4 + ["save"] * 3 + ["fail", "full", "due", "room"]
+        )
+        self.now += self.draw.choice([0, 0.01, 0.5])
+        try:
+            if what == "pop":
+                self.pop(key)
+            elif what in ("ack", "change"):
+                self.settle(key, acknowledge=what == "ack")
+            elif what == "sync":
+                self.log.sync(self.draw.randint(1, 5))
+            elif what == "save":
+                self.saved = self.tables.offsets.to_dict()
+            elif what == "due":
+                self.now += self.draw.choice([0, 1, 5])
+                self.revival._due(self.now)
+            else:
+                self.log.refuses = what != "room"
+                if what == "fail":
+                    self.log.fail()
+        except StoreError:
+            pass  # as whoever asked is told
+
+    async def passed_over(self) -> list[tuple[QueueKey, int]]:
+        """What nobody would get any more if the power failed now."""
+        log = self.log.after_a_power_cut(self.draw.randint(0, len(self.log.waiting)))
+        tables, revival = self.begin(log, self.saved)
+        await revival.start()
+        lost = []
+        for key in KEYS:
+            end = revival.table.next_offset(key, tables.offsets.query(key.group, key.topic, 0) or 0)
+            for offset in range(min(end, self.given[key])):
+                settled = (key, offset) in self.done or (key.topic, offset) in log.moved
+                if not settled and not revival.table.is_out(key, offset):
+                    lost.append((key, offset))
+        return lost
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+@pytest.mark.seeds(100)
+async def test_no_message_is_passed_over(seed: int, in_order: bool) -> None:
+    for number in range(8):
+        walk = Walk(8 * seed + number, in_order)
+        await walk.revival.start()
+        for _ in range(50):
+            walk.step()
+            if walk.draw.random() < 0.3:
+                assert await walk.passed_over() == []
