@@ -155,6 +155,15 @@ class TimerSchedule:
 
     # ---- what waits
 
+    def refusal(self, most: int) -> Refusal | None:
+        """Why nothing more may wait, as RocketMQ says it, where ``most`` may."""
+        if len(self) < most:
+            return None
+        return Refusal(
+            ResponseCode.SYSTEM_ERROR,
+            f"timer message is under flow control: the broker's limit timers={most} is reached",
+        )
+
     def start(self, first: int, end: int) -> None:
         """The queue has entries from ``first`` to ``end``; ``add`` them from ``next`` on."""
         self.next = min(max(self.next, first), end)

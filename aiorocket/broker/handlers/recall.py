@@ -56,6 +56,8 @@ class RecallHandler:
         self._clock = env.clock
         self._broker = config.name
         self._max_delay = round(config.timer_max_delay * 1000)
+        self._max_timers = config.limits.timers
+        self._timers = tables.timers
         self._topics = tables.topics
         self._store = store
 
@@ -119,14 +121,15 @@ class RecallHandler:
         return None
 
     def _check(self, header: RecallMessageRequestHeader, handle: RecallHandle) -> Refusal | None:
-        why = None
         if handle.topic != header.topic:
             why = f"topic not match: the handle is of {handle.topic!r:.150}, not of {header.topic!r:.150}"
         elif handle.broker_name != self._broker:
             why = f"the handle is of broker {handle.broker_name!r:.150}, this is {self._broker!r}"
         elif not 0 < handle.deliver_ms - self._clock.wall_ms() <= self._max_delay:
             return _too_late(handle)
-        return None if why is None else Refusal(ResponseCode.ILLEGAL_OPERATION, f"recall failed, {why}")
+        else:  # it waits as a message does
+            return self._timers.refusal(self._max_timers)
+        return Refusal(ResponseCode.ILLEGAL_OPERATION, f"recall failed, {why}")
 
 
 def _too_late(handle: RecallHandle) -> Refusal:

@@ -368,11 +368,8 @@ class SendHandlers:
                 values.pop(name, None)
             return 0
         due = due_of(values, self._clock.wall_ms(), self._max_delay)
-        if due and not isinstance(due, Refusal) and len(self._timers) >= self._max_timers:
-            return Refusal(
-                ResponseCode.SYSTEM_ERROR,
-                f"timer message is under flow control: the broker's limit timers={self._max_timers} is reached",
-            )
+        if due and not isinstance(due, Refusal):
+            return self._timers.refusal(self._max_timers) or due
         return due
 
     def send_batch(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
