@@ -17,7 +17,8 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from aiorocket.broker.copies import NOT_COPIED, Copy, copied_properties, store_copy
-from aiorocket.broker.core.pops import Pop, PopTable, QueueKey, encode_acknowledged, encode_forgotten, encode_reset
+from aiorocket.broker.core.pop_records import encode_acknowledged, encode_forgotten, encode_reset
+from aiorocket.broker.core.pops import Pop, PopTable, QueueKey
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.due import when_whole
 from aiorocket.errors import RocketError, StoreError

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from aiorocket.broker.core import pops
 from aiorocket.broker.core.modes import Mode, ModeTable, assign
-from aiorocket.broker.core.pops import PopTable, QueueKey, encode_acknowledged, encode_forgotten, encode_reset
+from aiorocket.broker.core.pop_records import encode_acknowledged, encode_forgotten, encode_reset
+from aiorocket.broker.core.pops import PopTable, QueueKey
 from aiorocket.model import Queue, average, average_by_circle
 
 KEY = QueueKey("T", "g", 0)

@@ -24,9 +24,11 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 from heapq import heapify, heappop, heappush
-from typing import Any, NamedTuple
+from typing import Any
+
+from aiorocket.broker.core.pop_records import QueueKey, encode_record, members_of
 
 __all__ = (
     "MAX_INVISIBLE_MS",
@@ -34,9 +36,6 @@ __all__ = (
     "Pop",
     "PopTable",
     "QueueKey",
-    "encode_acknowledged",
-    "encode_forgotten",
-    "encode_reset",
 )
 
 #: Messages of one queue that one group may have out (popInflightMessageThreshold); more wait there.
@@ -45,12 +44,6 @@ MAX_IN_QUEUE = 10_000
 MAX_INVISIBLE_MS = 12 * 3600 * 1000
 #: A record further behind than this many, and than four for each pop that is out, is written anew.
 FAR_BEHIND = 10_000
-
-
-class QueueKey(NamedTuple):
-    topic: str
-    group: str
-    queue_id: int
 
 
 class Pop:
@@ -332,7 +325,7 @@ class PopTable:
         if queue is not None:
             out = [offset for offset in pop.offsets if _is_of(pop, queue.out.get(offset), late)]
             next_offset = pop.next if late else queue.next
-        members: dict[str, Any] = {**_members(pop.key), "ol": out, "nx": next_offset}
+        members: dict[str, Any] = {**members_of(pop.key), "ol": out, "nx": next_offset}
         members.update(pt=pop.pop_time, it=pop.invisible_ms)
         if pop.in_order:
             members["od"] = 1
@@ -340,7 +333,7 @@ class PopTable:
                 members["rt"] = times
         if pop.attempt:
             members["at"] = pop.attempt
-        return _encode(members)
+        return encode_record(members)
 
     def replay(self, record: bytes, at: int, *, now: float, wall_ms: int) -> tuple[QueueKey, int] | None:
         """What a record at ``at`` says; the group's offset in that queue afterwards, None when it says nothing of it.
@@ -474,25 +467,3 @@ def _is_of(pop: Pop, current: Pop | None, late: bool) -> bool:
         for one in before:
             before += [old for old in one.olds if old not in before]
     return pop in before
-
-
-def encode_acknowledged(key: QueueKey, offsets: Iterable[int], pop_time: int) -> bytes:
-    return _encode({**_members(key), "al": list(offsets), "pt": pop_time})
-
-
-def encode_reset(key: QueueKey, offset: int) -> bytes:
-    """The group begins at ``offset``, whatever is out."""
-    return _encode({**_members(key), "rs": offset})
-
-
-def encode_forgotten(*, topic: str | None = None, group: str | None = None) -> bytes:
-    return _encode({"t": topic, "c": group, "fg": 1})
-
-
-def _members(key: QueueKey) -> dict[str, Any]:
-    return {"t": key.topic, "c": key.group, "q": key.queue_id}
-
-
-def _encode(members: dict[str, Any]) -> bytes:
-    # Escaped, for an attempt is any text, also one that is not Unicode.
-    return json.dumps(members, separators=(",", ":")).encode()
