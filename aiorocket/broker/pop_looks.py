@@ -207,14 +207,16 @@ class PopLooks:
         offset = table.next_offset(key, self._start(key, wanted.init_mode, first=True))
         count = min(found.count, self._most - table.count)
         again = None
-        if wanted.in_order:
+        if not wanted.in_order:
+            self._revival.unordered(key)  # what it got in order before it went over to this
+            if table.is_full(key):
+                return 0
+        else:
             if table.is_blocked(key, wanted.attempt, now):
                 return 0  # what is behind does not count as rest: nobody can have it
             again = table.again(key)
             if again is not None:
                 offset, count = again[0], min(again[1], count)
-        elif table.is_full(key):
-            return 0
         if count <= 0 or found.size <= 0:
             found.rest += max(0, self._store.max_offset(key.topic, key.queue_id) - offset)
             return 0

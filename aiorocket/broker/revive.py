@@ -177,6 +177,11 @@ class PopRevival:
         self._driver.update()
         self._record_pop(pop)
 
+    def unordered(self, key: QueueKey) -> None:
+        """A queue is about to be popped in no order."""
+        if self.table.end_order(key, self._loop.time()):
+            self._driver.update()
+
     def acknowledge(
         self, key: QueueKey, offsets: list[int], pop_time: int, done: Callable[[PutResult], None] | None
     ) -> bool:

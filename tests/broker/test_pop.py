@@ -683,6 +683,35 @@ def test_in_order_a_new_filter_does_not_stop_the_queue() -> None:
     simulate(main)
 
 
+@pytest.mark.parametrize("later", [0, 30])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_was_popped_in_order_comes_again_to_a_group_that_pops_in_none(later: float, restarts: bool) -> None:
+    async def main(sim: Simulation) -> None:
+        disk = sim.disk()
+        host, broker = await started(sim, sim.env(disk=disk), config())
+        peer = Popper(sim, broker.address)
+        for number in range(3):
+            await peer.send(b"%d" % number)
+        first, *_ = await peer.pop(order=True, invisible_time=10_000)
+        assert await peer.ack(first) == 0
+        await asyncio.sleep(later)  # their time is over, or not
+        if restarts:
+            await host.run(broker.close())
+            host, broker = await started(sim, sim.env(disk=disk), config())
+            peer = await peer.again(sim, broker)
+        assert await peer.pop() == []
+        await asyncio.sleep(11)
+        again = await peer.pop()
+        assert bodies(again) == [b"1", b"2"] and broker.popped == 2
+        for one in again:
+            assert await peer.ack(one) == 0
+        assert await peer.pop() == [] and broker.popped == 0
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
 @pytest.mark.parametrize("power", [False, True])
 @pytest.mark.parametrize("in_order", [False, True])
 def test_a_kill_forgets_neither_what_is_out_nor_what_is_done(power: bool, in_order: bool) -> None:

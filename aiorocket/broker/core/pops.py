@@ -44,6 +44,8 @@ MAX_IN_QUEUE = 10_000
 MAX_INVISIBLE_MS = 12 * 3600 * 1000
 #: A record further behind than this many, and than four for each pop that is out, is written anew.
 FAR_BEHIND = 10_000
+#: When something is due that has been due, and waits for who pops in order.
+_WAITS = float("-inf")
 
 
 class Pop:
@@ -175,6 +177,19 @@ class PopTable:
 
     # ---- what happens
 
+    def end_order(self, key: QueueKey, now: float) -> bool:
+        """The queue is popped in no order: what is out in order comes again as of any pop. Whether there was some."""
+        queue = self._queues.get(key)
+        if queue is None or not next(iter(queue.out.values())).in_order:
+            return False
+        for pop in dict.fromkeys(queue.out.values()):
+            if pop.taken:
+                continue  # it is found the next time
+            pop.in_order = False
+            if pop.due == _WAITS:
+                self._schedule(pop, now)
+        return True
+
     def take(
         self,
         key: QueueKey,
@@ -285,7 +300,7 @@ class PopTable:
 
     def give_back(self, pop: Pop, due: float | None) -> None:
         """What of ``take_due`` is still out is not to be stored elsewhere; with ``due`` it is given out then again."""
-        pop.taken = False
+        pop.taken, pop.due = False, _WAITS
         if pop.left and due is not None:
             self._schedule(pop, due)
 
