@@ -215,6 +215,10 @@ class PopLooks:
             if table.is_blocked(key, wanted.attempt, now):
                 return 0  # what is behind does not count as rest: nobody can have it
             again = table.again(key)
+            low = self._store.min_offset(key.topic, key.queue_id)
+            if again is not None and again[0] < low:
+                self._revival.gone(key, low)
+                return 1
             if again is not None:
                 offset, count = again[0], min(again[1], count)
         if count <= 0 or found.size <= 0:

@@ -268,14 +268,12 @@ class PopRevival:
             raise
 
     def _store_again(self, number: int, one: Pop | bytes) -> None:
-        if isinstance(one, Pop) and not (one.left or one.changing):
-            return
         try:
-            if isinstance(one, Pop):
+            if not isinstance(one, Pop):
+                self._store(number, one, None, one, None)
+            elif one.left or one.changing:
                 one.missing = False
                 self._store(number, self.table.encode_pop(one, late=True), one, one, None)
-            else:
-                self._store(number, one, None, one, None)
         except StoreError:
             self._not_recorded(number, one)
             raise
@@ -359,6 +357,13 @@ class PopRevival:
         self.table.give_back(pop, self._loop.time() + RETRY_AFTER if failed else None)
         self._driver.update()
         self.free(base_topic(pop.key.topic, pop.key.group), pop.key.group)
+
+    def gone(self, key: QueueKey, low: int) -> None:
+        """A queue begins at ``low`` by now: what is out below is to block nothing that is popped in order."""
+        for pop, offsets in self.table.below(key, low).items():
+            self.say_gone(pop, offsets)
+            for offset in offsets:
+                self.landed(pop, offset)
 
     def say_failed(self, pop: Pop, offset: int, error: Exception) -> None:
         """A full disk fails every message each second."""

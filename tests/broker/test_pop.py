@@ -629,6 +629,32 @@ def test_what_retention_takes_from_consumers_is_told(caplog: pytest.LogCaptureFi
     simulate(main)
 
 
+def test_in_order_what_retention_takes_blocks_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """It had gone out, and nobody asked for it while it could be had."""
+
+    async def main(sim: Simulation) -> None:
+        store = StoreConfig(segment_size=64 * 1024, min_free=64 * 1024, file_reserved_time=1, tail_cache=0)
+        host, broker = await started(sim, sim.env(), config(store=store))
+        peer = Popper(sim, broker.address)
+        for _ in range(3):
+            await peer.send(b"old")
+        assert len(await peer.pop(order=True, max_msg_nums=2, invisible_time=10_000)) == 2
+        for _ in range(4):
+            await peer.send(bytes(20_000), queue_id=1)
+        await asyncio.sleep(3.1 * 3600)
+        await peer.send(b"new")
+        assert broker.store.min_offset("T", 0) == 3 and broker.popped == 2
+        for body in (b"new", b"newer"):
+            (one,) = await peer.pop(order=True, queue_id=0)
+            assert one.body == body and await peer.ack(one) == 0
+            await peer.send(b"newer")
+        assert "2 messages from offset 0 on are gone from the log while group g had popped them" in caplog.text
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
 def test_in_order_the_next_message_comes_after_the_one_before() -> None:
     async def main(sim: Simulation) -> None:
         host, broker = await started(sim, sim.env(), config(retry_max_times=2))
