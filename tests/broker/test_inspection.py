@@ -10,8 +10,16 @@ import pytest
 
 from aiorocket.broker import Broker
 from aiorocket.runtime.env import memory_env
-from aiorocket_protocol import CloneGroupOffsetRequestHeader, RemotingCommand, tags_code
+from aiorocket_protocol import (
+    REVIVE_GROUP,
+    CloneGroupOffsetRequestHeader,
+    DeleteSubscriptionGroupRequestHeader,
+    RemotingCommand,
+    revive_topic,
+    tags_code,
+)
 from tests.broker.peer import Peer, heartbeat, records, running
+from tests.broker.test_pop import pop_header
 
 
 async def asked(peer: Peer, code: int, **ext: Any) -> Any:
@@ -128,6 +136,20 @@ async def test_lists_of_groups(peer: Peer, broker: Broker) -> None:
     assert found["a"].retry_max_times == 3 and not found["b"].consume_enable
     assert (await put(peer, 225, {"groupConfigList": [{"groupName": "c"}, {}]})).code == 29
     assert "c" not in {config.name for config in broker.configs}
+
+
+async def test_the_offsets_of_a_group_that_was_deleted_without_them_may_go_later(peer: Peer, broker: Broker) -> None:
+    await peer.create_topic("T")
+    await commit(peer, "g", 1, 5)
+    for clean, left in ((False, 5), (True, None), (True, None)):
+        assert (await peer.call(207, DeleteSubscriptionGroupRequestHeader("g", clean_offset=clean))).code == 0
+        assert broker.configs.get("g") is None and broker.offsets.query("g", "T", 1) == left
+    # Not those by which the broker itself begins.
+    await peer.send()
+    assert (await peer.call(200050, pop_header())).code == 0
+    assert broker.offsets.query(REVIVE_GROUP, revive_topic("DefaultCluster"), 0) is not None
+    assert (await peer.call(207, DeleteSubscriptionGroupRequestHeader(REVIVE_GROUP, clean_offset=True))).code == 0
+    assert broker.offsets.query(REVIVE_GROUP, revive_topic("DefaultCluster"), 0) is not None
 
 
 async def test_a_master_without_slaves(peer: Peer) -> None:

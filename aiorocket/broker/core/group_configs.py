@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from aiorocket.broker.core.attributes import AttributeRoom
-from aiorocket.broker.core.names import LONGEST_GROUP, Refusal, full, is_group_name
+from aiorocket.broker.core.names import LONGEST_GROUP, Refusal, full, is_group_name, is_system_group
 from aiorocket.broker.core.topics import MAX_QUEUES
 from aiorocket.config import Limits
-from aiorocket_protocol import SYSTEM_GROUP_PREFIX, SYSTEM_GROUPS, ResponseCode
+from aiorocket_protocol import SYSTEM_GROUPS, ResponseCode
 from aiorocket_protocol.plain import Plain
 
 __all__ = ("GroupConfig", "GroupConfigs")
@@ -101,7 +101,7 @@ class GroupConfigs:
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                 f"group {group!r:.300}: 1 to {LONGEST_GROUP} of the characters % | a-z A-Z 0-9 _ - are allowed",
             )
-        if not self.auto_create and group not in SYSTEM_GROUPS and not group.startswith(SYSTEM_GROUP_PREFIX):
+        if not self.auto_create and not is_system_group(group):
             return Refusal(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                 f"subscription group [{group}] does not exist, and groups are not created by being used here: "

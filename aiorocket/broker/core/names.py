@@ -12,6 +12,8 @@ from aiorocket_protocol import (
     NAME_CHARACTER,
     RETRY_PREFIX,
     REVIVE_TOPIC_PREFIX,
+    SYSTEM_GROUP_PREFIX,
+    SYSTEM_GROUPS,
     SYSTEM_TOPIC_PREFIX,
     SYSTEM_TOPICS,
     TRACE_TOPIC,
@@ -25,6 +27,7 @@ __all__ = (
     "full",
     "is_forbidden",
     "is_group_name",
+    "is_system_group",
     "is_system_topic",
     "is_topic_name",
 )
@@ -67,3 +70,7 @@ def is_forbidden(topic: str) -> bool:
 
 def is_system_topic(name: str) -> bool:
     return name in SYSTEM_TOPICS or name.startswith(SYSTEM_TOPIC_PREFIX)
+
+
+def is_system_group(name: str) -> bool:
+    return name in SYSTEM_GROUPS or name.startswith(SYSTEM_GROUP_PREFIX)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from aiorocket.broker.answers import refuse
 from aiorocket.broker.core.long_poll import LongPolls, ParkedPull
-from aiorocket.broker.core.names import Refusal
+from aiorocket.broker.core.names import Refusal, is_system_group
 from aiorocket.broker.core.rates import BURST, Rate
 from aiorocket.broker.core.tables import Tables
 from aiorocket.remoting.processors import error_response
@@ -30,8 +30,6 @@ from aiorocket_protocol import (
     EXT_ACCEPT,
     EXT_EPOCH,
     PULL_SUSPEND,
-    SYSTEM_GROUP_PREFIX,
-    SYSTEM_GROUPS,
     PopMessageRequestHeader,
     PopMessageResponseHeader,
     PullMessageRequestHeader,
@@ -147,7 +145,7 @@ class PullRates:
     ) -> RemotingCommand | Awaitable[RemotingCommand | None] | None:
         header: Header = command.read(header_class)
         group = header.consumer_group
-        if group in SYSTEM_GROUPS or group.startswith(SYSTEM_GROUP_PREFIX):
+        if is_system_group(group):
             return handler(connection, command)
         now = self._loop.time()
         self._pay(header, now)

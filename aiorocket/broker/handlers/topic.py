@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiorocket.broker.answers import plain_body, refuse
 from aiorocket.broker.core.group_configs import GroupConfig
-from aiorocket.broker.core.names import Refusal, is_group_name, is_system_topic, is_topic_name
+from aiorocket.broker.core.names import Refusal, is_group_name, is_system_group, is_system_topic, is_topic_name
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.topics import Topic
 from aiorocket.broker.core.turns import A_SHORT_TURN, A_TURN, each
@@ -246,11 +246,13 @@ class TopicHandlers:
         return RemotingCommand.response(body=await in_turns(writing))
 
     async def delete_group(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        """Code 207."""
+        """Code 207. Offsets go also where the group went without them before."""
         header = command.read(DeleteSubscriptionGroupRequestHeader)
-        if self._configs.delete(header.group_name) and (header.clean_offset or header.remove_offset):
-            self._offsets.delete_group(header.group_name)
-            self._revival.forget_group(header.group_name)
+        group = header.group_name
+        self._configs.delete(group)
+        if (header.clean_offset or header.remove_offset) and not is_system_group(group):
+            self._offsets.delete_group(group)
+            self._revival.forget_group(group)
         await self._save("offsets")  # also for one that is gone: an earlier request may not have come so far, or failed
         return RemotingCommand.response()
 
