@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Container
-from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from aiorocket.broker.copies import NOT_COPIED, Copy, copied_properties, store_copy
@@ -21,6 +20,7 @@ from aiorocket.broker.core.pop_records import encode_acknowledged, encode_forgot
 from aiorocket.broker.core.pops import Pop, PopTable, QueueKey
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.due import when_whole
+from aiorocket.broker.pop_log import PopLog
 from aiorocket.errors import RocketError, StoreError
 from aiorocket.remoting.rarely import Rarely
 from aiorocket.runtime.deadlines import DeadlineDriver
@@ -99,11 +99,9 @@ class PopRevival:
         self._reviving = 0
         self._rewriting = False
         self._lines = Rarely(_SAY_AFTER)
-        #: What the store did not take: pops, and records of what begins anew or is deleted, with their numbers.
-        self._unrecorded: list[tuple[int, Pop | bytes]] = []
-        self._number = 0
         self.free: Callable[[str, str], None] = lambda topic, group: None
         self.table = PopTable()
+        self._log = PopLog(loop, clock, store, self._log_topic, self.table, self._recorded)
 
     # ---- life
 
@@ -191,7 +189,7 @@ class PopRevival:
         landed = [offset for offset in offsets if self.table.is_out_in(key, offset, pop_time)]
         if not landed:
             return False
-        self._append(encode_acknowledged(key, landed, pop_time), None, done)
+        self._log.append(encode_acknowledged(key, landed, pop_time), None, done)
         for offset in landed:
             committed = self.table.acknowledge(key, offset, pop_time)
             if committed is not None:
@@ -210,7 +208,7 @@ class PopRevival:
             done(result)
 
         try:
-            self._append(self.table.encode_pop(pop), pop, stored)
+            self._log.append(self.table.encode_pop(pop), pop, stored)
         except StoreError:
             self.table.undo(pop)
             raise
@@ -240,88 +238,24 @@ class PopRevival:
 
     def _record_pop(self, pop: Pop) -> None:
         try:
-            self._append(self.table.encode_pop(pop), pop, None)
+            self._log.append(self.table.encode_pop(pop), pop, None)
         except StoreError as error:
             self._warn("what is with consumers of %s cannot be recorded: %s%s", pop.key.group, error)
 
     def _append_or_log(self, record: bytes, *, kept: bool = False) -> bool:
         try:
-            self._append(record, None, None, kept=kept)
+            self._log.append(record, None, None, kept=kept)
         except StoreError as error:
             self._warn("a record of %s cannot be stored: %s%s", self._log_topic, error)
             return False
         return True
 
-    def _append(
-        self, record: bytes, pop: Pop | None, done: Callable[[PutResult], None] | None, *, kept: bool = False
-    ) -> None:
-        """Behind those that the store did not take: what a record says would mean nothing without them, or pass over
-        what they are about. Of a pop, or ``kept``, it is one of these itself when it is not taken."""
-        self._number += 1
-        number, one = self._number, pop or (record if kept else None)
-        try:
-            while self._unrecorded:
-                self._store_again(*heappop(self._unrecorded))
-            self._store(number, record, pop, one, done)
-        except StoreError:
-            self._not_recorded(number, one)
-            raise
-
-    def _store_again(self, number: int, one: Pop | bytes) -> None:
-        try:
-            if not isinstance(one, Pop):
-                self._store(number, one, None, one, None)
-            elif one.left or one.changing:
-                one.missing = False
-                self._store(number, self.table.encode_pop(one, late=True), one, one, None)
-        except StoreError:
-            self._not_recorded(number, one)
-            raise
-
-    def _store(
-        self,
-        number: int,
-        record: bytes,
-        pop: Pop | None,
-        kept: Pop | bytes | None,
-        done: Callable[[PutResult], None] | None,
-    ) -> None:
-        def stored(result: PutResult) -> None:
-            if result.status is _OK:
-                self.table.recorded(pop, result.queue_offset)
-                self._save_begin()
-                if not self._rewriting and self.table.outdated() is not None:
-                    self._rewriting = True  # what is stored meanwhile does not begin the next
-                    self._loop.call_soon(self._write_anew)
-            else:
-                self._not_recorded(number, kept)
-            if done is not None:
-                done(result)
-
-        self.store.append(
-            self._log_topic,
-            0,
-            record,
-            b"",
-            flag=0,
-            sys_flag=0,
-            born_timestamp=self._clock.wall_ms(),
-            born_host=self.store.store_host,
-            tags_code=0,
-            done=stored,
-        )
-
-    def _not_recorded(self, number: int, one: Pop | bytes | None) -> None:
-        if one is None:
-            return
-        if len(self._unrecorded) % 1024 == 1023:  # of what was acknowledged meanwhile nothing is to be recorded
-            self._unrecorded = [
-                each for each in self._unrecorded if isinstance(each[1], bytes) or each[1].left or each[1].changing
-            ]
-            heapify(self._unrecorded)
-        if isinstance(one, Pop):
-            one.missing = True
-        heappush(self._unrecorded, (number, one))
+    def _recorded(self) -> None:
+        """A record is stored."""
+        self._save_begin()
+        if not self._rewriting and self.table.outdated() is not None:
+            self._rewriting = True  # what is stored meanwhile does not begin the next
+            self._loop.call_soon(self._write_anew)
 
     def _save_begin(self) -> None:
         self._offsets.commit(REVIVE_GROUP, self._log_topic, 0, self.table.begin())
@@ -333,7 +267,7 @@ class PopRevival:
             self._rewriting = False
             return
         try:
-            self._append(self.table.encode_pop(pop), pop, self._written_anew)
+            self._log.append(self.table.encode_pop(pop), pop, self._written_anew)
         except StoreError:
             self._rewriting = False  # with the next record, then
 

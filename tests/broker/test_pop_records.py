@@ -3,6 +3,7 @@ failed or had not made durable, the message is out again, or comes again, or was
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -10,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from aiorocket.broker.core.pops import QueueKey
+from aiorocket.broker.core.pops import PopTable, QueueKey
 from aiorocket.broker.core.tables import Tables
+from aiorocket.broker.pop_log import PopLog
 from aiorocket.broker.revive import PopRevival
 from aiorocket.config import BrokerConfig
 from aiorocket.errors import StoreError
@@ -195,3 +197,29 @@ async def test_no_message_is_passed_over(seed: int, in_order: bool) -> None:
             walk.step()
             if walk.draw.random() < 0.3:
                 assert await walk.passed_over() == []
+
+
+def test_records_that_were_refused_are_stored_in_turns() -> None:
+    """A disk that was full for a while leaves as many as messages are out: 500,000 would take seconds of one turn."""
+    table, log, later = PopTable(), Log([]), list[Callable[[], None]]()
+    env: Any = SimpleNamespace(call_soon=later.append, wall_ms=lambda: 0)
+    store: Any = log
+    records = PopLog(env, env, store, RECORDS, table, lambda: None)
+    log.refuses = True
+    for number in range(1_000):
+        pop = table.take(KEYS[0], [number], number + 1, pop_time=1, invisible_ms=60_000, now=0.0)
+        with pytest.raises(StoreBusyError):
+            records.append(table.encode_pop(pop), pop, None)
+    log.refuses = False
+    turns = []
+    with pytest.raises(StoreBusyError, match="800 records"):
+        records.append(b"{}", None, None)
+    with pytest.raises(StoreBusyError):
+        records.append(b"{}", None, None)
+    while later:
+        turns.append(len(log.waiting))
+        later.pop()()
+    assert turns == [200, 400, 600, 800]
+    records.append(b"{}", None, None)
+    log.sync(2_000)
+    assert [json.loads(record).get("ol") for record in log.records] == [*([at] for at in range(1_000)), None]

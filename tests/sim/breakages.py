@@ -452,7 +452,7 @@ BREAKAGES: Final[dict[str, Breakage]] = {
     ),
     # -- pops --
     "an acknowledgement of a pop lost": Breakage(
-        f"{_REVIVAL}.acknowledge", "self._append(encode_acknowledged(key, landed, pop_time), None, done)",
+        f"{_REVIVAL}.acknowledge", "self._log.append(encode_acknowledged(key, landed, pop_time), None, done)",
         "done and done(PutResult(_OK, 0, 0, 0))", _pops,
     ),
     "an acknowledgement of a pop that changes nothing": Breakage(

@@ -1,0 +1,133 @@
+"""The log of what happens to popped messages, and what of it the store did not take at first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
+
+from aiorocket.broker.core.pops import Pop, PopTable
+from aiorocket.errors import StoreError
+from aiorocket.storage.results import PutResult, PutStatus, StoreBusyError
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from aiorocket.runtime.clock import Clock
+    from aiorocket.storage import MessageStore
+
+__all__ = ("PopLog",)
+
+_OK = PutStatus.OK
+#: Records that were not taken and are stored in a turn of the loop: some 5 ms.
+_A_TURN = 200
+
+
+class PopLog:
+    """``recorded()`` is called for each record that is stored, when ``table`` knows of it."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        store: MessageStore,
+        topic: str,
+        table: PopTable,
+        recorded: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._clock = clock
+        self._store = store
+        self._topic = topic
+        self._table = table
+        self._recorded = recorded
+        #: What the store did not take: pops, and records of what begins anew or is deleted, with their numbers.
+        self._missing: list[tuple[int, Pop | bytes]] = []
+        self._number = 0
+        #: Enough of these were stored in this turn.
+        self._paused = False
+
+    def append(
+        self, record: bytes, pop: Pop | None, done: Callable[[PutResult], None] | None, *, kept: bool = False
+    ) -> None:
+        """Behind those that the store did not take: what a record says would mean nothing without them, or pass over
+        what they are about. Of a pop, or ``kept``, it is one of these itself when it is not taken. StoreError then."""
+        self._number += 1
+        number, one = self._number, pop or (record if kept else None)
+        try:
+            self._store_missing()
+            self._put(number, record, pop, one, done)
+        except StoreError:
+            self._keep(number, one)
+            raise
+
+    def _store_missing(self) -> None:
+        """StoreBusyError while there are more than one turn of the loop may store."""
+        for _ in range(0 if self._paused else _A_TURN):
+            if not self._missing:
+                return
+            self._store_again(*heappop(self._missing))
+        if self._missing:
+            if not self._paused:
+                self._paused = True
+                self._loop.call_soon(self._go_on)
+            raise StoreBusyError(f"{len(self._missing)} records of what was popped are stored before: try again")
+
+    def _go_on(self) -> None:
+        self._paused = False
+        with suppress(StoreError):
+            self._store_missing()
+
+    def _store_again(self, number: int, one: Pop | bytes) -> None:
+        try:
+            if not isinstance(one, Pop):
+                self._put(number, one, None, one, None)
+            elif one.left or one.changing:
+                one.missing = False
+                self._put(number, self._table.encode_pop(one, late=True), one, one, None)
+        except StoreError:
+            self._keep(number, one)
+            raise
+
+    def _put(
+        self,
+        number: int,
+        record: bytes,
+        pop: Pop | None,
+        kept: Pop | bytes | None,
+        done: Callable[[PutResult], None] | None,
+    ) -> None:
+        def stored(result: PutResult) -> None:
+            if result.status is _OK:
+                self._table.recorded(pop, result.queue_offset)
+                self._recorded()
+            else:
+                self._keep(number, kept)
+            if done is not None:
+                done(result)
+
+        self._store.append(
+            self._topic,
+            0,
+            record,
+            b"",
+            flag=0,
+            sys_flag=0,
+            born_timestamp=self._clock.wall_ms(),
+            born_host=self._store.store_host,
+            tags_code=0,
+            done=stored,
+        )
+
+    def _keep(self, number: int, one: Pop | bytes | None) -> None:
+        if one is None:
+            return
+        if len(self._missing) % 1024 == 1023:  # of what was acknowledged meanwhile nothing is to be recorded
+            self._missing = [
+                each for each in self._missing if isinstance(each[1], bytes) or each[1].left or each[1].changing
+            ]
+            heapify(self._missing)
+        if isinstance(one, Pop):
+            one.missing = True
+        heappush(self._missing, (number, one))
