@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from datetime import datetime
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -15,6 +14,7 @@ from aiorocket.cli.options import broker_option, client_options
 from aiorocket.cli.running import in_lines, run
 from aiorocket.cli.show import fitting_table, say_json, visible, when
 from aiorocket.cli.terminal import INTERRUPTED
+from aiorocket.config.times import iso_time, plain_millis
 
 if TYPE_CHECKING:
     from aiorocket import Admin
@@ -148,9 +148,12 @@ def _cell(name: str, value: Any) -> str:
 def moment(text: str) -> int:
     """ISO 8601 (local time when it names no zone) or milliseconds, since 1970; click.BadParameter."""
     try:
-        plain = text.isascii() and text.isdigit()
-        millis = int(text) if plain else int(datetime.fromisoformat(text).timestamp() * 1000)
-        if 0 <= millis < 1 << 63:
+        millis = plain_millis(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    try:
+        millis = int(iso_time(text).timestamp() * 1000) if millis is None else millis
+        if millis >= 0:
             return millis
     except (ValueError, OverflowError, OSError):
         pass

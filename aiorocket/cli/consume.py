@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
 
 from aiorocket.cli.options import client_options
 from aiorocket.cli.running import run
+from aiorocket.config.times import iso_time, plain_millis
 
 if TYPE_CHECKING:
     from aiorocket.config import ClientConfig
@@ -21,10 +21,12 @@ def _read_start(_ctx: click.Context, _param: click.Parameter, value: str | None)
     """``first``, ``last``, or a moment: ISO 8601 (local time when it names no zone) or milliseconds since 1970."""
     if value is None or value in ("first", "last"):
         return value
-    if value.isascii() and value.isdigit():
-        return int(value)
     try:
-        return int(datetime.fromisoformat(value).timestamp() * 1000)
+        millis = plain_millis(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    try:
+        return int(iso_time(value).timestamp() * 1000) if millis is None else millis
     except (ValueError, OverflowError, OSError):
         raise click.BadParameter(
             f"{value!r} is neither first, last, a time like 2030-01-31T12:00:00 nor milliseconds since 1970"

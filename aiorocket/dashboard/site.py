@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from aiorocket import Admin
+from aiorocket.config.times import iso_time
 from aiorocket.dashboard import findings
 from aiorocket.dashboard.kept import Plans
 from aiorocket.dashboard.rates import Rates
@@ -126,7 +127,7 @@ def moment(name: str, text: str) -> datetime | None:
     if not text:
         return None
     try:
-        found = datetime.fromisoformat(text)
+        found = iso_time(text)
         return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
     except ValueError:
         raise UsageError(f"{name}={text!r:.40}: a time such as 2030-01-31T12:00") from None

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from aiorocket.config.times import iso_time, plain_millis
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue, check_topic
 
@@ -25,6 +26,7 @@ __all__ = (
     "parse_time",
     "parse_timestamps",
     "queue_path",
+    "time_text",
     "to_nested",
     "topic_name",
 )
@@ -36,6 +38,7 @@ LATEST = -1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 _SHAPE = '{"topic":{"broker":{"0":23,"1":-2}}}'
+_TIMES = '{"topic":"2025-03-01T12:00Z"} or {"topic":{"broker":{"0":1740830400000,"1":"2025-03-01T12:00Z"}}}'
 
 
 class OptionError(UsageError):
@@ -56,9 +59,9 @@ def parse_offsets(text: str, *, option: str) -> dict[Queue, int]:
 def parse_timestamps(text: str, *, option: str) -> tuple[dict[Queue, int], dict[str, int]]:
     """Milliseconds by queue, in the shape of offsets, and by topic where a topic has one time for all its queues:
     ``{"t":{"broker-a":{"0":1700000000000}},"u":"2023-11-14T22:13:20Z"}``."""
-    value = _in_millis(_loads(text, option), option)
+    value = _in_millis(_loads(text, option, _TIMES), option)
     topics = {topic_name(topic, option): inner for topic, inner in value.items() if _number(inner)}
-    queues = _nested({topic: inner for topic, inner in value.items() if topic not in topics}, option)
+    queues = _nested({topic: inner for topic, inner in value.items() if topic not in topics}, option, _TIMES)
     for place, millis in [*((queue_path(queue), millis) for queue, millis in queues.items()), *topics.items()]:
         if millis < 0:
             raise OptionError(f"{option}: {millis} of {place} is below 0; milliseconds since 1970 UTC are meant")
@@ -67,10 +70,14 @@ def parse_timestamps(text: str, *, option: str) -> tuple[dict[Queue, int], dict[
 
 def parse_time(text: str, *, option: str) -> int:
     """Milliseconds since 1970 UTC, which may be written as such or in ISO 8601; without a zone UTC is meant."""
-    if text.isascii() and text.isdigit():
-        return int(text)
     try:
-        at = datetime.fromisoformat(text)
+        millis = plain_millis(text)
+    except ValueError as error:
+        raise OptionError(f"{option}={error}") from None
+    if millis is not None:
+        return millis
+    try:
+        at = iso_time(text)
     except ValueError:
         at = _EPOCH - _MILLISECOND
     at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
@@ -91,7 +98,7 @@ def parse_queues(text: str, *, option: str) -> tuple[Queue, ...]:
     """The queues of ``{"topic":{"broker-a":[0,1,2]}}``, sorted."""
     shape = '{"topic":{"broker":[0,1]}}'
     queues: set[Queue] = set()
-    for topic, brokers in _loads(text, option).items():
+    for topic, brokers in _loads(text, option, shape).items():
         topic_name(topic, option)
         for broker, numbers in _object(brokers, f"{option}: {topic}", shape).items():
             if not isinstance(numbers, list):
@@ -129,12 +136,12 @@ def topic_name(topic: str, option: str) -> str:
         raise OptionError(f"{option}: {error}") from None
 
 
-def _loads(text: str, option: str) -> dict[str, Any]:
+def _loads(text: str, option: str, shape: str = _SHAPE) -> dict[str, Any]:
     try:
         value = json.loads(text, object_pairs_hook=_pairs_of(option))
     except (json.JSONDecodeError, RecursionError) as error:
-        raise OptionError(f"{option}={text!r:.200} is not JSON ({error}); the form is {_SHAPE}") from None
-    return _object(value, option, _SHAPE)
+        raise OptionError(f"{option}={text!r:.200} is not JSON ({error}); the form is {shape}") from None
+    return _object(value, option, shape)
 
 
 def _pairs_of(option: str) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
@@ -156,12 +163,12 @@ def _object(value: Any, place: str, shape: str) -> dict[str, Any]:
     return dict(value)
 
 
-def _nested(value: Mapping[str, Any], option: str) -> dict[Queue, int]:
+def _nested(value: Mapping[str, Any], option: str, shape: str = _SHAPE) -> dict[Queue, int]:
     offsets: dict[Queue, int] = {}
     for topic, brokers in value.items():
         topic_name(topic, option)
-        for broker, numbers in _object(brokers, f"{option}: {topic}", _SHAPE).items():
-            for number, offset in _object(numbers, f"{option}: {topic}/{broker}", _SHAPE).items():
+        for broker, numbers in _object(brokers, f"{option}: {topic}", shape).items():
+            for number, offset in _object(numbers, f"{option}: {topic}/{broker}", shape).items():
                 queue = Queue(topic, broker, _queue_id(number, f"{option}: {topic}/{broker}"))
                 if queue in offsets:
                     raise OptionError(f"{option}: {queue_path(queue)} is there more than once")
@@ -185,6 +192,14 @@ def _whole(value: Any, place: str) -> int:
     if not _number(value):
         raise OptionError(f"{place}: {value!r:.50} is no whole number")
     return int(value)
+
+
+def time_text(millis: int) -> str:
+    """``millis`` as ``parse_time`` takes it, for people."""
+    try:
+        return (_EPOCH + millis * _MILLISECOND).isoformat().removesuffix("+00:00") + "Z"
+    except OverflowError:
+        return f"{millis} ms since 1970"
 
 
 def queue_path(queue: Queue) -> str:

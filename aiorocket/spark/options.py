@@ -24,6 +24,8 @@ from aiorocket.spark.offsets import (
     parse_queues,
     parse_time,
     parse_timestamps,
+    queue_path,
+    time_text,
     topic_name,
 )
 from aiorocket.spark.option_text import OptionText
@@ -384,9 +386,19 @@ def _check_order(starting: OffsetSpec, ending: OffsetSpec) -> None:
         pairs.append(("OffsetsByTimestamp", starting.by_queue, ending.by_queue))
     for name, begins, ends in pairs:
         if different := sorted(begins.keys() ^ ends.keys()):
-            raise OptionError(f"starting{name} and ending{name} must name the same queues; one has not {different[0]}")
+            raise OptionError(
+                f"starting{name} and ending{name} must name the same queues; one has not {queue_path(different[0])}"
+            )
         for queue, begin in begins.items():
             if begin >= 0 and 0 <= ends[queue] < begin:
-                raise OptionError(f"starting{name} of {queue} is {begin}, and ending{name} only {ends[queue]}")
-    if starting.kind == ending.kind == "timestamp" and ending.millis < starting.millis:
-        raise OptionError(f"startingTimestamp={starting.millis} is after endingTimestamp={ending.millis}")
+                raise OptionError(
+                    f"starting{name} of {queue_path(queue)} is {begin}, and ending{name} only {ends[queue]}"
+                )
+    if {starting.kind, ending.kind} <= {"timestamp", "timestamps"}:
+        queues = [*starting.by_queue, *ending.by_queue]
+        queues += [Queue(topic, "", 0) for topic in (*starting.by_topic, *ending.by_topic)]
+        for queue in queues or [Queue("", "", 0)]:
+            since, until = starting.millis_for(queue), ending.millis_for(queue)
+            if since is not None and until is not None and until < since:
+                where = f" for {queue_path(queue) if queue.broker_name else queue.topic}" if queue.topic else ""
+                raise OptionError(f"starting{where} at {time_text(since)} is after ending at {time_text(until)}")

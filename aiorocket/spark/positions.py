@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from aiorocket.spark import cluster
 from aiorocket.spark.fetch import DataLossError
-from aiorocket.spark.offsets import EARLIEST, LATEST, OptionError, queue_path
+from aiorocket.spark.offsets import EARLIEST, LATEST, OptionError, queue_path, time_text
 from aiorocket.spark.options import OffsetSpec
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ async def _at_times(
         late = [queue for queue in queues if found[queue] >= bounds[queue].end > bounds[queue].begin]
         if late and not latest_instead:
             raise OptionError(
-                f"nothing was stored at {millis} (ms since 1970 UTC) or later in {_list(late)}: give an earlier time, "
+                f"nothing was stored at {time_text(millis)} or later in {_list(late)}: give an earlier time, "
                 "or startingOffsetsByTimestampStrategy=latest to begin at the end of such queues"
             )
     return found

@@ -85,6 +85,7 @@ def test_help_loads_no_spark_and_no_arrow(aiorocket: Any) -> None:
         ("archive t x --option tags=a --option TAGS=b", "tags= is given twice"),
         ("restore x --option limit=5", "'limit' is unknown"),
         ("windows --archive x --from yesterday", "'yesterday' is no time such as"),
+        ("windows --archive x --from 2025-03-01+02:00", "'2025-03-01+02:00' is no time such as"),
         ("windows --archive x --until 9999-12-31T23:00-05:00", "'9999-12-31T23:00-05:00' is no time such as"),
         ("windows --topic t --from 2025-03-02 --until 2025-03-01", "is not after --from"),
         ("windows --topic t --option tags", "'tags' is not NAME=VALUE"),
@@ -109,6 +110,7 @@ def test_help_loads_no_spark_and_no_arrow(aiorocket: Any) -> None:
         ("report --topic t --by nix", "--by='nix' is none of"),
         ("latency --topic t --every ten", "--every='ten'"),
         ("archive t x --from soon", "'soon' is none of earliest, latest, group"),
+        ("archive t x --from 2025-03-01-05:00", "'2025-03-01-05:00' is none of earliest, latest, group"),
         ("archive t x --mode slow", "'slow' is not one of"),
         (
             "archive t x --from latest -o startingoffsets=earliest",

@@ -109,6 +109,8 @@ def test_where_a_group_begins() -> None:
         ["consume", "t"],
         ["consume", "t", "--group", "g", "--count", "0"],
         ["consume", "t", "--group", "g", "--from", "soon"],
+        ["consume", "t", "--group", "g", "--from", "2025-03-01+02:00"],
+        ["consume", "t", "--group", "g", "--from", "20250301"],
         ["produce", "t", "--rate", "0"],
         ["broker", "--flush", "maybe"],
         ["broker", "--port", "65536"],

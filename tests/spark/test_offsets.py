@@ -20,6 +20,7 @@ from aiorocket.spark.offsets import (
     parse_queues,
     parse_time,
     parse_timestamps,
+    time_text,
     to_nested,
 )
 
@@ -100,10 +101,30 @@ def test_a_time_in_iso_8601_is_its_milliseconds(at: datetime) -> None:
     assert parse_time(str(parse_time(at.isoformat(), option="x")), option="x") == parse_time(at.isoformat(), option="x")
 
 
-@pytest.mark.parametrize("text", ["yesterday", "-5", "1969-12-31", "2025-13-01", "12:00", ""])
+@pytest.mark.parametrize(
+    "text", ["yesterday", "-5", "1969-12-31", "2025-13-01", "12:00", "", "2025-03-01+02:00", "9" * 19]
+)
 def test_no_time(text: str) -> None:
     with pytest.raises(OptionError, match=r"x=.*milliseconds since 1970 UTC, or a time"):
         parse_time(text, option="x")
+
+
+def test_digits_that_are_a_date_are_no_milliseconds() -> None:
+    with pytest.raises(OptionError, match="x=20250301 may be a date or milliseconds: a date is 2025-03-01"):
+        parse_time("20250301", option="x")
+    with pytest.raises(OptionError, match="20250301 may be"):
+        parse_timestamps('{"t":"20250301"}', option="x")
+
+
+def test_the_form_of_timestamps_is_not_that_of_offsets() -> None:
+    for text in ("2025-03-01", '{"t":1.5}', '{"t":{"b":5}}', '["t"]'):
+        with pytest.raises(OptionError, match=r'the form is \{"topic":"2025-03-01T12:00Z"}'):
+            parse_timestamps(text, option="x")
+
+
+@given(st.integers(0, 253_402_300_799_999))
+def test_a_time_as_text_is_read_as_the_same(millis: int) -> None:
+    assert parse_time(time_text(millis), option="x") == millis
 
 
 def test_assigned_queues() -> None:

@@ -184,9 +184,13 @@ def test_a_batch_has_an_end_and_no_triggers(caplog: pytest.LogCaptureFixture) ->
         {"startingOffsets": '{"t":{"b":{"0":5}}}', "endingOffsets": '{"t":{"b":{"0":4}}}'},
         {"startingOffsets": '{"t":{"b":{"0":5}}}', "endingOffsets": '{"t":{"b":{"1":6}}}'},
         {"startingTimestamp": "5", "endingTimestamp": "4"},
+        {"startingOffsetsByTimestamp": '{"t":"2025-03-02"}', "endingTimestamp": "2025-03-01"},
+        {"startingTimestamp": "5", "endingOffsetsByTimestamp": '{"t":{"b":{"0":4}}}'},
+        {"startingOffsetsByTimestamp": '{"t":5,"u":5}', "endingOffsetsByTimestamp": '{"t":5,"u":4}'},
     ):
-        with pytest.raises(OptionError, match=r"starting|ending"):
+        with pytest.raises(OptionError, match=r"starting|ending") as caught:
             source(**wrong).for_batch()
+        assert "Queue(" not in str(caught.value)
 
 
 def test_a_stream_has_no_end() -> None:

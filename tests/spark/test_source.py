@@ -22,6 +22,7 @@ from aiorocket.spark import bridge as spark_bridge
 from aiorocket.spark import partition as task
 from aiorocket.spark.batch import BatchReader
 from aiorocket.spark.columns import LEGACY_COLUMNS, ROW_COLUMNS, arrow_schema, spark_schema
+from aiorocket.spark.offsets import time_text
 from aiorocket.spark.options import SourceOptions
 from aiorocket.spark.partition import QueuePartition
 from aiorocket.spark.planner import QueueRange
@@ -228,7 +229,8 @@ def test_timestamps(nameserver: str, topic: str) -> None:
     _until_the_clock_shows_more_than(stored)
     send(nameserver, topic, ["c", "d", "e"], queue_id=0)
     middle = str(_millis(stored) + 1)
-    with pytest.raises(UsageError, match=rf"nothing was stored at {middle}.*{topic}/broker-a/1.*=latest"):
+    said = time_text(int(middle))
+    with pytest.raises(UsageError, match=rf"nothing was stored at {said}.*{topic}/broker-a/1.*=latest"):
         reader(nameserver, topic, startingTimestamp=middle).partitions()
     later = {"startingOffsetsByTimestampStrategy": "latest"}
     assert values(reader(nameserver, topic, startingTimestamp=middle, **later)) == ["c", "d", "e"]

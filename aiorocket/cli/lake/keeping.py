@@ -23,6 +23,7 @@ from aiorocket.cli.lake.options import (
 from aiorocket.cli.lake.running import Interrupts, check_extras, run_step, told_in_a_line
 from aiorocket.cli.lake.telling import complete, plural
 from aiorocket.cli.show import Row, table
+from aiorocket.config.times import iso_time
 from aiorocket.errors import TopicNotFoundError
 
 if TYPE_CHECKING:
@@ -329,7 +330,7 @@ def _starting(text: str | None) -> dict[str, str]:
     if text in _WORDS:
         return {"startingOffsets": text}
     try:
-        at = datetime.fromisoformat(text)
+        at = iso_time(text)
     except ValueError:
         raise click.BadParameter(
             f"{text!r} is none of {', '.join(_WORDS)} and no time such as 2025-03-01T12:00Z", param_hint="--from"

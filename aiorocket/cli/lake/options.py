@@ -11,6 +11,7 @@ import click
 
 from aiorocket.cli.lake.running import HTML, check_extras, told_in_a_line
 from aiorocket.cli.options import parse_nameservers, written_file
+from aiorocket.config.times import iso_time
 from aiorocket.errors import RocketError
 from aiorocket_protocol import NAMESERVER_PORT
 
@@ -174,7 +175,7 @@ def _read_time(_ctx: click.Context, _param: click.Parameter, value: str | None) 
     if value is None:
         return None
     try:
-        at = datetime.fromisoformat(value.strip())
+        at = iso_time(value.strip())
         at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
         at.astimezone(UTC)  # steps look for its hour
     except (ValueError, OverflowError):
