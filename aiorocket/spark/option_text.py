@@ -59,6 +59,16 @@ _ELSEWHERE = {
     "kafka.sasl.mechanism": "accessKey, with secretKey",
     "kafka.sasl.jaas.config": "accessKey, with secretKey, or credentialsFile",
     "kafka.compression.type": "compressOver (bytes; zlib)",
+    "kafka.enable.idempotence": "sinkMode=idempotent",
+    "kafka.transactional.id": "sinkMode=exactlyOnce",
+    "fetchoffset.numretries": "pullTimeout",
+    "fetchoffset.retryintervalms": "pullTimeout",
+    "bootstrap.servers": "nameServer",
+}
+#: What a whole family of Kafka's options is called here.
+_FAMILIES = {
+    "kafka.ssl.": "tls=true, with tlsCa, tlsCert and tlsKey (PEM files, without passwords)",
+    "kafka.sasl.": "accessKey, with secretKey, or credentialsFile",
 }
 
 _NO_PUSH_DOWN = (
@@ -189,12 +199,17 @@ def _unknown(given: str) -> str:
     meant = _ELSEWHERE.get(given.lower())
     if meant is not None:
         return f"option {given} does not exist here: it is called {meant}"
+    for family, meant in _FAMILIES.items():
+        if given.lower().startswith(family):
+            return f"option {given:.100} does not exist here: what it is for is {meant}"
     if given.lower().startswith("kafka."):
         return f"option {given:.100} is one of Kafka's clients, and nothing here is like it: leave it out"
-    return f"option {given!r:.100} is unknown{_nearest(given, NAMES)}"
+    begun = [name for lower, name in _BY_LOWER.items() if len(given) > 2 and lower.startswith(given.lower())]
+    meant = f"; did you mean {begun[0]}?" if len(begun) == 1 else _nearest(given, NAMES)
+    return f"option {given!r:.100} is unknown{meant}"
 
 
 def _nearest(given: str, known: tuple[str, ...]) -> str:
     lower = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(given.lower(), lower, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(given.lower(), lower, n=1, cutoff=0.6)  # below that any word is near to something
     return f"; did you mean {lower[near[0]]}?" if near else ""
