@@ -46,6 +46,8 @@ JSON_CASES: dict[bytes | None, str | None] = {
     b'{"id":1} and more': "malformed JSON",
     b'{"id":1}}': "malformed JSON",
     b'{"id":1}{"id":2}': "malformed JSON",
+    b"{'id':1}": "malformed JSON",
+    b'{"id":1,"more":{\'x\':1}}': "malformed JSON",
     b'{"id":1},{"id":2}': "2 JSON values: one expected",
     b'[{"id":1}]': "not a JSON object",
     b"5": "not a JSON object",
@@ -89,6 +91,7 @@ def test_json_with_a_schema(spark: SparkSession) -> None:
 def test_required_paths_text_and_variant(spark: SparkSession) -> None:
     bodies: list[bytes | None] = [
         b'{"id":1,"customer":{"name":"A"}}', b'{"id":1}', b"[1, 2]", b'"x"', b"{", b"\xff", b'{"a":1,"a":2}',
+        b"{'a':1}", b"{} and more",
     ]  # fmt: skip
     df = _frame(spark, bodies)
     required = decode(df, "json", DDL, required=["customer.name"])
@@ -100,7 +103,14 @@ def test_required_paths_text_and_variant(spark: SparkSession) -> None:
     shown = Decoded(variant.rows.withColumn("value", variant.rows.value.cast("string")))
     good, bad = _split(shown, bodies)
     assert good == {0: '{"customer":{"name":"A"},"id":1}', 1: '{"id":1}', 2: "[1,2]", 3: "x"}
-    assert bad == {4: "malformed JSON", 5: "not UTF-8", 6: "no variant: two fields of one name, or too large"}
+    assert bad == {
+        4: "malformed JSON",
+        5: "not UTF-8",
+        6: "no variant: two fields of one name, or too large",
+        7: "malformed JSON",
+        8: "malformed JSON",
+    }
+    assert variant.rows.where("reason IS NOT NULL AND value IS NOT NULL").isEmpty()
 
 
 @st.composite

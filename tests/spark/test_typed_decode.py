@@ -236,6 +236,8 @@ def test_protobuf_by_its_descriptors(spark: SparkSession) -> None:
     assert ProtobufReader(data, "shop.Line", 6)(b"\x00\x00\x00\x00\x07\x00\x0a\x01s") == ("s",)
     for given, message, said in (
         (b"\xff", "shop.Order", "not a FileDescriptorSet"),
+        (b"xx", "shop.Order", "not a FileDescriptorSet"),
+        (b"", "shop.Order", "not a FileDescriptorSet"),
         (data, "shop.Invoice", "no message 'shop.Invoice'; there are .*shop.Line, shop.Order"),
         (descriptor_pb2.FileDescriptorSet(file=[files.file[1]]).SerializeToString(), "shop.Order", "--include_imports"),
     ):

@@ -27,6 +27,9 @@ from aiorocket.spark.steps.functions.typed import TypedReader, is_body_type
 __all__ = ("Decoded", "decode")
 
 _CORRUPT = "_aiorocket_corrupt"
+#: Spark takes {'id':1} as well, which is no JSON.
+_STRICTLY = {"columnNameOfCorruptRecord": _CORRUPT, "allowSingleQuotes": "false"}
+_NO_VARIANT = "no variant: two fields of one name, or too large"
 #: A reason is for people; what an exception says can be a whole body.
 _REASON_CHARS = 300
 
@@ -154,17 +157,24 @@ def _shape(text: Column, bad: Column) -> Column:
     )
 
 
+def _unless_malformed(text: Column, otherwise: Column | str) -> Column:
+    """Of a row that was refused: whether its JSON is to blame. ``_shape`` takes single quotes for double ones."""
+    values = F.from_json(F.concat(F.lit("["), text, F.lit("]")), "array<string>", _STRICTLY)
+    return F.when(values.isNull(), "malformed JSON").otherwise(otherwise)
+
+
 def _json(df: DataFrame, schema: StructType, required: Sequence[str], column: str, into: str, reason: str) -> Decoded:
     text, bad = _text_of(df, column)
     wanted = StructType([*_nullable(schema).fields, StructField(_CORRUPT, StringType())])
-    parsed = F.from_json(text, wanted, {"columnNameOfCorruptRecord": _CORRUPT})
+    parsed = F.from_json(text, wanted, _STRICTLY)
     bare = F.trim(F.translate(text, "\t\r\n", "   "))
     bad = _shape(text, bad).when(~(bare.startswith("{") & bare.endswith("}")), "not a JSON object")
     value = F.col(into)
     wrong = _wrong_types(text, schema)
     unnamed = F.lit("a field of another type than the schema's")
     misfit = F.coalesce(F.nullif(F.concat_ws("; ", *wrong), F.lit("")), unnamed)
-    bad = bad.when(value[_CORRUPT].isNotNull(), F.concat(F.lit("wrong type: "), misfit))
+    misfit = _unless_malformed(text, F.concat(F.lit("wrong type: "), misfit))
+    bad = bad.when(value[_CORRUPT].isNotNull(), misfit)
     paths = dict.fromkeys((*required, *_not_null(schema)))
     if paths:
         absent = [F.when(_at(value, path, schema).isNull(), path) for path in paths]
@@ -179,9 +189,10 @@ def _json(df: DataFrame, schema: StructType, required: Sequence[str], column: st
 def _variant(df: DataFrame, column: str, into: str, reason: str) -> Decoded:
     text, bad = _text_of(df, column)
     parsed = F.try_parse_json(text)
-    bad = _shape(text, bad).when(F.col(into).isNull(), "no variant: two fields of one name, or too large")
+    bad = _shape(text, bad).when(F.col(into).isNull(), _unless_malformed(text, _NO_VARIANT))
     rows = df.withColumn(into, parsed).withColumn(reason, bad)
-    return Decoded(rows, into, reason)
+    # Of two values in a body the parser takes the first.
+    return Decoded(rows.withColumn(into, F.when(F.col(reason).isNull(), F.col(into))), into, reason)
 
 
 def _text(df: DataFrame, column: str, into: str, reason: str) -> Decoded:
@@ -200,7 +211,7 @@ def _wrong_types(text: Column, schema: StructType) -> list[Column]:
             alone = StructType([StructField(name, alone)])
         assert isinstance(alone, StructType)
         probe = StructType([*alone.fields, StructField(_CORRUPT, StringType())])
-        refused = F.from_json(text, probe, {"columnNameOfCorruptRecord": _CORRUPT})[_CORRUPT].isNotNull()
+        refused = F.from_json(text, probe, _STRICTLY)[_CORRUPT].isNotNull()
         said: Column = F.lit(f"{'.'.join(path)}: {leaf.simpleString().upper()} expected")
         if not any(set(name) & set("'\"\\[]") for name in path):
             where = "$" + "".join(f"['{name}']" for name in path)

@@ -75,6 +75,8 @@ def _message_class(descriptors: bytes, message: str) -> Any:
         raise UsageError(
             f"decode: not a FileDescriptorSet, as protoc --descriptor_set_out writes it: {error}"
         ) from None
+    if not files:  # bytes of anything else are often a message of nothing but unknown fields
+        raise UsageError("decode: not a FileDescriptorSet, as protoc --descriptor_set_out writes it: no file in it")
     pool = descriptor_pool.DescriptorPool()
     try:
         for file in files:
