@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Literal, cast
 
 import pytest
 from pyspark.sql import functions as F
 
 from aiorocket.client.admin.admin import Admin
+from aiorocket.client.admin.dead_message import DeadMessage
+from aiorocket.client.admin.replay import ReplayOutcome
 from aiorocket.client.app import Client
 from aiorocket.client.exits import DeadLetter
 from aiorocket.client.message import Message
@@ -18,8 +21,9 @@ from aiorocket.errors import UsageError
 from aiorocket.model import OutgoingMessage
 from aiorocket.runtime import run
 from aiorocket.spark.steps.functions.dead_letters import describe, make_readable, top_causes, triage
-from aiorocket.spark.steps.functions.replay import replay
+from aiorocket.spark.steps.functions.replay import _Tally, replay
 from aiorocket.spark.steps.report import Progress
+from aiorocket.testing import Simulation, simulate
 from aiorocket_protocol import CreateTopicRequestHeader, RequestCode
 from tests.spark.producing import create_topic, send
 from tests.spark.row_frames import at, frame, row, shuffled
@@ -118,6 +122,41 @@ def bury(nameserver: str, group: str, topic: str, bodies: list[str]) -> None:
     run(give_up())
 
 
+def test_progress_of_a_replay_is_a_line_a_second_and_each_failure() -> None:
+    told: list[Progress] = []
+    letter = cast(DeadMessage, SimpleNamespace(msg_id="M"))
+
+    async def main(_: Simulation) -> None:
+        tally = _Tally(1000, told.append)
+        for number in range(1, 1001):
+            status: Literal["failed", "skipped"] = "failed" if number == 7 else "skipped"
+            tally.tell(ReplayOutcome(letter, "orders", status))
+            await asyncio.sleep(0.0025)
+
+    simulate(main)
+    assert [line.done_rows for line in told if line.done_rows != 7][::3] == [1, 1000]
+    assert {line.text for line in told} == {"M was sent before", "M not sent to orders"}
+    assert len(told) == 5  # the first, one failure, two seconds, the last
+
+
+@pytest.mark.spark_long
+def test_causes_that_differ_in_numbers_are_one_where_they_are_many(spark: SparkSession) -> None:
+    said = [
+        *(f"order {n} costs {n * 9}.50, not {'9' * n} at 0x{n * 99:x}" for n in range(1, 7)),
+        *(f"unknown 3f2504e0-4f89-11d3-9a0c-0305e82c330{n}, deadbeef{n} " + "x" * 200 for n in range(6)),
+        "HTTP 404", "HTTP 500", "HTTP 500", "defaced",
+    ]  # fmt: skip
+    rows = [
+        row(n, topic=DLQ, tags="ab"[n % 2], properties={"DLQ_ERROR": "DeadLetter", "DLQ_REASON": text})
+        for n, text in enumerate(said)
+    ]
+    found = top_causes(triage(frame(spark, rows), now=at(0)), 9).collect()
+    assert sorted((each["cause"], each["letters"]) for each in found) == [
+        ("HTTP 404", 1), ("HTTP 500", 2), ("defaced", 1), ("order # costs #, not # at #", 6),
+        ("unknown #, # " + "x" * 187, 6),
+    ]  # fmt: skip
+
+
 @pytest.mark.spark_long
 def test_a_replay_sends_what_spark_selects_and_only_once(spark: SparkSession, nameserver: str, topic: str) -> None:
     group = f"g-{topic}"
@@ -137,7 +176,7 @@ def test_a_replay_sends_what_spark_selects_and_only_once(spark: SparkSession, na
     assert [(line.done_rows, line.total_rows) for line in told] == [(0, None), (1, 3)]
     second = replay(wanted, nameserver, confirm=True, on_progress=told.append)
     texts = [line.text.partition(" ")[2] for line in told]
-    assert texts[1:3] == [f"sent to {topic}", "the dead letters"] and texts[3:].count("was sent before") == 1
+    assert texts[1:3] == [f"sent to {topic}", "the dead letters"] and told[-1].done_rows == 3
     assert (second.rows_out, second.details["skipped"], second.details["not_found"]) == (2, 1, 0)
 
     async def by_admin() -> tuple[int, int]:

@@ -431,6 +431,9 @@ def test_dead_letters_are_sorted_and_replayed_once(spark: SparkSession, nameserv
     cause = sorted_["details"]["tables"]["causes"][0]
     assert (cause["cause"], cause["letters"], cause["originTopic"]) == ("no stock", 3, topic)
     assert report("replay", group, *server, "--where", "tags = 'paid'", "--dry-run")["rows_out"] == 3
+    for_cause = ("replay", group, *server, "--dry-run", "--where")
+    assert report(*for_cause, "cause = 'no stock' AND ageSeconds < 3600")["rows_out"] == 3
+    assert report(*for_cause, "cause = 'no customer'")["rows_out"] == 0
     assert report("replay", group, *server, "--limit", 2)["rows_out"] == 2
     last = report("replay", group, *server)
     assert (last["rows_out"], last["details"]["skipped"]) == (1, 2)

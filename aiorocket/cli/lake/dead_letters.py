@@ -64,7 +64,11 @@ def triage(
 @click.option("--archive", "archive_path", metavar="PATH", help="Select in this archive of the dead letters.")
 @time_option("--from", "since", "Given up at this time (UTC unless it says otherwise) or later.")
 @time_option("--until", "until", "Given up before then.")
-@click.option("--where", metavar="SQL", help="Only rows with this condition, for instance \"tags = 'paid'\".")
+@click.option(
+    "--where",
+    metavar="SQL",
+    help='Only rows with this condition: "tags = \'paid\'", "cause LIKE \'timeout%\'", "ageSeconds < 3600".',
+)
 @click.option("--limit", type=click.IntRange(0), metavar="N", help="N messages at most.")
 @click.option("--rate", type=click.FloatRange(0, min_open=True), metavar="N", help="At most N messages a second.")
 @click.option("--to", metavar="TOPIC", help="Another topic than theirs; %RETRY%GROUP reaches only the group itself.")

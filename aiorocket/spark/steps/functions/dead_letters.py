@@ -39,7 +39,12 @@ CAUSES = (PROPERTY_DLQ_REASON, "EXCEPTION", "exception", "ERROR", "error", "x-ex
 AGES = (("hour", 3600), ("day", 86_400), ("week", 7 * 86_400))
 #: A cause is compared and shown up to here: the first line of a stack trace, not all of it.
 _CAUSE_CHARS = 200
-_NUMBER = "_aiorocket_number"
+#: Causes that differ in this only: numbers, addresses, ids. Up to so many of them stay apart (they may be codes).
+_VARIES = (
+    r"(?i)\b(?:0x[0-9a-f]+|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?=[a-f]*\d)[0-9a-f]{8,})\b|\d+(?:[.,]\d+)*"
+)
+_FEW = 5
+_NUMBER, _ALIKE, _KINDS = "_aiorocket_number", "_aiorocket_alike", "_aiorocket_kinds"
 
 
 def describe(
@@ -57,13 +62,21 @@ def describe(
     ``cause`` is an expression of your own; where it is null, and without one, the first of the properties ``causes``
     counts, then ``gave up after N failed deliveries``.
     """
+    return _described(df, causes, cause, now, body_chars).drop(_ALIKE)
+
+
+def _described(
+    df: DataFrame, causes: Sequence[str], cause: Column | None, now: datetime | None, body_chars: int
+) -> DataFrame:
+    """``describe``, and in the column ``_ALIKE`` the cause with ``#`` for all that varies."""
     need(df, "dead letters", *QUEUE, "queueOffset", "properties", "storeTimestamp", "reconsumeTimes", "body", "tags")
     if now is not None and now.tzinfo is None:
         raise UsageError(f"now={now!r}: the time needs a zone, such as datetime.now(UTC)")
     moment = F.current_timestamp() if now is None else F.lit(now)
     stored = [_recorded() if name == PROPERTY_DLQ_REASON else _property(name) for name in causes]
     said = F.coalesce(*([cause.cast("string")] if cause is not None else []), *stored, F.lit(None).cast("string"))
-    line = F.substring(F.regexp_extract(F.trim(said), r"^[^\r\n]*", 0), 1, _CAUSE_CHARS)
+    line = F.regexp_extract(F.trim(said), r"^[^\r\n]*", 0)
+    alike = F.regexp_replace(line, _VARIES, "#")
     times = F.col("reconsumeTimes")
     counted = F.when(times == 1, "gave up after 1 failed delivery").otherwise(
         F.format_string("gave up after %d failed deliveries", F.coalesce(times, F.lit(0)))
@@ -72,7 +85,8 @@ def describe(
         {
             "consumerGroup": F.expr(f"substring(topic, {len(DLQ_PREFIX) + 1})"),
             "originTopic": _origin(),
-            "cause": F.coalesce(line, counted),
+            "cause": F.coalesce(F.substring(line, 1, _CAUSE_CHARS), counted),
+            _ALIKE: F.coalesce(F.substring(alike, 1, _CAUSE_CHARS), counted),
             "ageSeconds": (F.unix_micros(moment) - F.unix_micros("storeTimestamp")) / F.lit(1e6),
             "sample": _shown(body_chars),
         }
@@ -92,15 +106,19 @@ def triage(
     ``letters``, ``fewestFailures`` and ``mostFailures`` (reconsumeTimes), ``oldest``, ``newest``, ``lastHour``,
     ``lastDay``, ``lastWeek``, ``older`` (which add up to ``letters``), and ``samples``: of the newest ``samples``
     letters ``msgId``, ``offsetMsgId``, ``keys``, ``host`` (the client that gave it up, where that says so) and
-    ``body``. Arguments as of ``describe``."""
+    ``body``. Where more than five causes differ in numbers, addresses and ids only, they are one, with ``#`` for each.
+    Arguments as of ``describe``."""
     if df.isStreaming:
         raise UsageError("triage takes a batch; describe works on a stream")
     if samples < 0:
         raise UsageError(f"samples={samples}: 0 or more")
     need(df, "triage", "msgId", "offsetMsgId", "keys")
     groups = ("consumerGroup", "originTopic", "tag", "cause")
-    letters = describe(df, causes=causes, cause=cause, now=now, body_chars=body_chars)
-    letters = letters.withColumn("tag", F.col("tags"))
+    letters = _described(df, causes, cause, now, body_chars).withColumn("tag", F.col("tags"))
+    same = Window.partitionBy("consumerGroup", _ALIKE)
+    letters = letters.withColumn(_KINDS, F.dense_rank().over(same.orderBy("cause")))
+    many = F.max(_KINDS).over(same) > _FEW
+    letters = letters.withColumn("cause", F.when(many, F.col(_ALIKE)).otherwise(F.col("cause")))
     newest = Window.partitionBy(*groups).orderBy(F.desc("storeTimestamp"), *QUEUE, F.desc("queueOffset"))
     letters = letters.withColumn(_NUMBER, F.row_number().over(newest))
     host = _property(PROPERTY_DLQ_HOST).alias("host")

@@ -7,6 +7,7 @@ repeat one another, and one that was interrupted goes on where it stopped.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ STEP = "replay"
 #: More selected letters than these do not belong into one driver's memory, nor into one replay.
 MOST = 1_000_000
 _SHOWN = 20
+#: Seconds between two letters that progress tells of.
+_PAUSE = 1.0
 _SAID = {
     "sent": "sent to {}", "selected": "would be sent to {}", "failed": "not sent to {}", "skipped": "was sent before",
 }  # fmt: skip
@@ -57,10 +60,15 @@ class _Tally:
     failures: list[dict[str, str]] = field(default_factory=list)
     failed: int = 0
     stopped: str | None = None
+    told: float = -math.inf
 
     def tell(self, outcome: ReplayOutcome) -> None:
+        """Each failure is told, of the others one a second: where progress is lines, letters are too many."""
         self.found += 1
-        if self.on_progress is not None:
+        now = asyncio.get_running_loop().time()
+        due = now - self.told >= _PAUSE or outcome.status == "failed" or self.found == self.wanted
+        if self.on_progress is not None and due:
+            self.told = now
             text = _SAID[outcome.status].format(outcome.topic)
             self.on_progress(Progress(STEP, self.found, self.wanted, f"{outcome.message.msg_id} {text}"))
 
