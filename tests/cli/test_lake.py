@@ -446,7 +446,11 @@ def archive_with(path: Path, rows: int, end: int) -> None:
     """An archive whose manifest says: one queue, offsets up to ``end``, of them ``rows`` there."""
     columns = ["topic", "brokerName", "queueId", "queueOffset", "storeTimestamp"]
     archive = Archive.create(str(path), format="parquet", columns=columns)
-    file = DataFile(f"data/{partition_folder('orders', 480_000)}/x.parquet", rows, 2 << 20, {QUEUE: Span(0, end, rows)})
+    name = f"data/{partition_folder('orders', 480_000)}/x.parquet"
+    (path / name).parent.mkdir(parents=True)
+    with (path / name).open("wb") as written:
+        written.truncate(2 << 20)
+    file = DataFile(name, rows, 2 << 20, {QUEUE: Span(0, end, rows)})
     archive.publish(archive.snapshot(), Commit([file], {QUEUE: Span(0, end, rows)}))
 
 

@@ -241,7 +241,7 @@ def verify(path: str, master: str, conf: dict[str, str], as_json: bool) -> None:
 def show(path: str, as_json: bool) -> None:
     """Show what the archive or the table at PATH holds; it needs no Spark session and no Java.
 
-    Exits with 1 when offsets are missing.
+    Exits with 1 when offsets are missing, or one of its files (on a disk; it reads none of them, as verify does).
     """
     check_extras()
     with told_in_a_line():
@@ -270,6 +270,7 @@ def _need_archive(path: str, topics: tuple[str, ...] = (), *, or_table: bool = F
 
 def _show_archive(path: str, there: Any, as_json: bool) -> int:
     snapshot = there.snapshot()
+    there.folder.need({file.path: file.bytes for file in snapshot.files})
     missing = {} if there.filtered else snapshot.missing()
     size = sum(file.bytes for file in snapshot.files)
     if as_json:
@@ -305,6 +306,7 @@ def _show_archive(path: str, there: Any, as_json: bool) -> int:
 
 def _show_table(path: str, there: Any, as_json: bool) -> int:
     snapshot = there.snapshot()
+    there.folder.need({file.path: file.bytes for file in snapshot.files})
     parts = sorted({file.part for file in snapshot.files})
     if as_json:
         value = {

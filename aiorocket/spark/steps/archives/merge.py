@@ -66,7 +66,7 @@ def batches_of(folder: Folder, path: str, schema: pa.Schema) -> Iterator[pa.Reco
     """The columns of ``schema`` of a file, with its types. RocketError for one that cannot be read."""
     try:
         with folder.filesystem.open_input_file(folder.full(path)) as stream:
-            file = pq.ParquetFile(stream)
+            file = pq.ParquetFile(stream, page_checksum_verification=True)
             for number in range(file.num_row_groups):
                 group = file.metadata.row_group(number)
                 rows = max(1, min(_ROWS, group.num_rows * _BYTES // max(1, group.total_byte_size)))

@@ -81,7 +81,7 @@ def _spans(task: tuple[str, Sequence[str], Sequence[Sequence[Any]] | None]) -> I
     for path in paths:
         try:
             with folder.filesystem.open_input_file(folder.full(path)) as stream:
-                file = pq.ParquetFile(stream, read_dictionary=["brokerName"])
+                file = pq.ParquetFile(stream, read_dictionary=["brokerName"], page_checksum_verification=True)
                 table = file.read(columns=["brokerName", "queueId", "queueOffset"])
         except (OSError, pa.ArrowException) as error:
             raise unreadable(folder.uri(path), error) from error

@@ -131,7 +131,9 @@ class HourWriter:
         self._count += 1
         self._folder.make(f"{self._staging}/{where}")
         stream = self._folder.filesystem.open_output_stream(self._folder.full(f"{self._staging}/{name}"))
-        writer = pq.ParquetWriter(stream, schema, compression="zstd", use_dictionary=_DICTIONARIES)
+        writer = pq.ParquetWriter(
+            stream, schema, compression="zstd", use_dictionary=_DICTIONARIES, write_page_checksum=True
+        )
         self._open[where] = opened = _Open(name, writer, stream, {})
         return opened
 
@@ -178,7 +180,8 @@ def count_files(folder: Folder, below: str, names: Sequence[str]) -> list[DataFi
         topic = partition_of(f"{below}/{name}")[0]
         path = f"{below}/{name}"
         with folder.filesystem.open_input_file(folder.full(path)) as stream:
-            table = pq.ParquetFile(stream, read_dictionary=["brokerName"]).read(columns=_PLACE)
+            file = pq.ParquetFile(stream, read_dictionary=["brokerName"], page_checksum_verification=True)
+            table = file.read(columns=_PLACE)
         column = table.column("queueOffset").to_numpy()
         held = {queue: column[places] for queue, places in by_queue(topic, table)}
         for queue, offsets in held.items():

@@ -43,6 +43,7 @@ def last_rows(archive: Archive, snapshot: Snapshot, ranges: Mapping[Queue, tuple
         try:
             rows = pq.read_table(
                 archive.folder.full(path), filesystem=archive.folder.filesystem, partitioning=None,
+                page_checksum_verification=True,
                 columns=["brokerName", "queueId", "queueOffset", "storeTimestamp"],
                 filters=[("queueOffset", "in", [end - 1 for end in wanted.values()])],
             )  # fmt: skip

@@ -24,12 +24,12 @@ from aiorocket.model import Queue
 from aiorocket.runtime.clock import WallClock
 from aiorocket.runtime.entropy import Entropy
 from aiorocket.spark.steps.files.claims import Claim
-from aiorocket.spark.steps.files.folder import Folder
+from aiorocket.spark.steps.files.folder import CHECKED, Folder
 from aiorocket.spark.steps.files.iceberg_catalog import open_catalog
 from aiorocket.spark.steps.files.iceberg_parts import iceberg_part, sync_iceberg_parts
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
     from pyspark.sql.types import DataType
 
 __all__ = ("Table", "TableFile", "TableSnapshot")
@@ -158,8 +158,8 @@ class Table:
 
     def rows(self, spark: SparkSession, part: str) -> DataFrame | None:
         """The rows of ``part`` that records name, None when nothing was ever written of it."""
-        paths = [self.folder.uri(file.path) for file in self.snapshot().files if file.part == part]
-        return spark.read.parquet(*paths) if paths else None
+        files = [file for file in self.snapshot().files if file.part == part]
+        return self._reader(spark, files).parquet(*self._uris(files)) if files else None
 
     def iceberg(self, part: str) -> Any:
         """The pyiceberg table of ``part``, of a table with this format; ``.catalog.close()`` when done. KeyError for a
@@ -237,7 +237,15 @@ class Table:
 
     def _read(self, spark: SparkSession, files: Sequence[TableFile]) -> DataFrame:
         # A later release may have written columns that an earlier one had not.
-        return spark.read.option("mergeSchema", "true").parquet(*(self.folder.uri(file.path) for file in files))
+        return self._reader(spark, files).option("mergeSchema", "true").parquet(*self._uris(files))
+
+    def _reader(self, spark: SparkSession, files: Sequence[TableFile]) -> DataFrameReader:
+        """What fails where one of ``files`` is gone or damaged."""
+        self.folder.need({file.path: file.bytes for file in files})
+        return spark.read.options(**CHECKED)
+
+    def _uris(self, files: Sequence[TableFile]) -> list[str]:
+        return [self.folder.uri(file.path) for file in files]
 
     def _rewrite(
         self,
