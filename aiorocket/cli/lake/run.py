@@ -77,6 +77,7 @@ def _check_steps(plan: Plan, options: dict[str, str], interrupts: Interrupts) ->
     if plan.decode or plan.dedup or plan.windows:
         from aiorocket.spark.quiet_session import session_for
 
+        click.echo("starting Spark, which is asked about schemas, expressions and columns", err=True)
         starting = session_for("aiorocket lake run --check", "local[1]", short=True)
         with interrupts.session(starting) as spark, interrupts.working():
             plan.check_steps(spark, options)
