@@ -348,7 +348,9 @@ def test_a_second_signal_ends_what_follows_as_an_interrupt(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("follow", [True, False])
-def test_the_start_of_spark_is_not_broken_off(monkeypatch: pytest.MonkeyPatch, follow: bool) -> None:
+def test_the_start_of_spark_is_not_broken_off(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], follow: bool
+) -> None:
     got = given_to_archive(monkeypatch, StepReport("archive", 0, 0, {}))
     seen: list[str] = []
 
@@ -364,6 +366,7 @@ def test_the_start_of_spark_is_not_broken_off(monkeypatch: pytest.MonkeyPatch, f
 
     monkeypatch.setattr("aiorocket.spark.quiet_session.session_for", session)
     result = lake("archive", "orders", "there", *["--follow"] * follow)
+    assert capfd.readouterr().err == "interrupted: it ends when Spark has started\n"
     if follow:  # what goes on until it is told to stop looks at the wish by itself
         assert result.exit_code == 0 and seen == ["started"] and got["stop"]() is True
     else:

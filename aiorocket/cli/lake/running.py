@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +32,7 @@ T = TypeVar("T")
 
 #: Where the context has the path of the page that ``--html`` asks for.
 HTML = "aiorocket.lake.html"
+_WAITS = b"interrupted: it ends when Spark has started\n"
 INSTALL = "pip install 'aiorocketmq[spark,spark-jvm]'"
 _NEEDED = ("pyspark", "pyarrow", "numpy")
 
@@ -117,6 +119,8 @@ class Interrupts:
         if same:
             return
         first, self.wanted = not self.wanted, True
+        if first and self._starting:
+            os.write(2, _WAITS)  # 20 s of silence ask for a second Ctrl-C; what is buffered is not for a handler
         if not (first and (self._gently or self._starting)):
             self._break_off()
 
