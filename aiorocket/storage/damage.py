@@ -7,7 +7,22 @@ from collections.abc import Iterable, Iterator
 
 from aiorocket.storage.walk import Bad
 
-__all__ = ("DamagedRanges",)
+__all__ = ("DamagedRanges", "spoiled")
+
+_OTHERS = bytes(range(255, -1, -1))
+
+
+def spoiled(data: bytes, offset: int, damage: Iterable[Bad]) -> list[bytes]:
+    """``data`` of log offset ``offset``, cut where damaged ranges begin and end, and each byte of these changed:
+    checksums that are made of it vouch for the rest only, also when nobody knows of the damage any more."""
+    parts: list[bytes] = []
+    at = 0
+    for bad in sorted(damage):
+        low, high = max(at, bad.offset - offset), min(bad.end - offset, len(data))
+        if low < high:
+            parts += [data[at:low], data[low:high].translate(_OTHERS)]
+            at = high
+    return [part for part in (*parts, data[at:]) if part]
 
 
 class DamagedRanges:

@@ -23,6 +23,7 @@ from aiorocket.errors import ProtocolError
 from aiorocket.runtime.disk import Disk, File
 from aiorocket.storage.checkpoint import QueueRows, QueueTable, checkpoint_state, load_checkpoint
 from aiorocket.storage.checksums import FORMAT, PAGE, Entries, encode_block, encode_head, load, read_entries, sums_path
+from aiorocket.storage.damage import spoiled
 from aiorocket.storage.queue_recovery import (
     Codes,
     QueuesDoNotFitError,
@@ -355,7 +356,7 @@ class LogSteps(QueueSteps):
                 segment.cut(position)
             else:
                 file.fdatasync()
-        _cover(segment, file, covered, position, self.end)
+        _cover(segment, file, covered, position, self.end, self.damage)
         segment.sync_sums()
 
     def _close_sums(self, segment: Segment) -> None:
@@ -367,7 +368,8 @@ class LogSteps(QueueSteps):
             return
         if load(self.disk, path, segment.base) is None:
             try:
-                _finish(self.disk, segment, self._resume_sums(segment, segment.capacity), self.end)
+                covered = self._resume_sums(segment, segment.capacity)
+                _finish(self.disk, segment, covered, self.end, self.damage)
             except OSError as error:
                 _LOG.warning("%s could not be closed: %s", path, error)
                 segment.sums = None
@@ -456,19 +458,19 @@ def _write_again(file: File, position: int, upto: int) -> None:
         position += len(data)
 
 
-def _cover(segment: Segment, file: File, covered: int, position: int, durable: int) -> None:
+def _cover(segment: Segment, file: File, covered: int, position: int, durable: int, damage: list[Bad]) -> None:
     """Make checksums for what stands in a segment between two positions, which was checked before."""
     while covered < position:
         data = read_pages(file, covered, min(_WINDOW, position - covered))
         data += bytes(min(_WINDOW, position - covered) - len(data))
-        segment.cover([data], covered, durable, 0)
+        segment.cover(spoiled(data, segment.base + covered, damage), covered, durable, 0)
         covered += len(data)
 
 
-def _finish(disk: Disk, segment: Segment, covered: int, durable: int) -> None:
+def _finish(disk: Disk, segment: Segment, covered: int, durable: int, damage: list[Bad]) -> None:
     try:
         file = segment.prepare(disk, 0)
-        _cover(segment, file, covered, _last_written(file, covered), durable)
+        _cover(segment, file, covered, _last_written(file, covered), durable, damage)
         segment.finish(durable, 0)
     finally:
         segment.close()

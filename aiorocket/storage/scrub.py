@@ -14,6 +14,7 @@ from itertools import islice
 from aiorocket.config import StoreConfig
 from aiorocket.runtime.disk import Disk
 from aiorocket.storage.checksums import Checksums, encode_block, encode_head, load, sums_path
+from aiorocket.storage.damage import spoiled
 from aiorocket.storage.segment import Segment
 from aiorocket.storage.walk import Bad, Found, read_pages, walk
 from aiorocket.storage.written import WrittenLog
@@ -100,7 +101,9 @@ class Scrub:
             items.close()
         end = min(end + BLANK_SIZE, segment.end) - segment.base
         for low in range(0, end, _PIECE):
-            rows += await self._disk.run(_cover, self._disk, segment.path, sums, low, min(_PIECE, end - low))
+            # A kill may come before a checkpoint knows of the damage.
+            damage = list(self._log.damage)
+            rows += await self._disk.run(_cover, self._disk, segment, sums, low, min(_PIECE, end - low), damage)
         if segment in self._log.segments:
             data = encode_head(segment.base) + encode_block(rows, segment.base, 0, 0) + sums.summary(segment.base, 0, 0)
             await self._disk.run(self._disk.replace, sums_path(segment.path), data)
@@ -132,10 +135,10 @@ def _differs(disk: Disk, path: str, sums: Checksums, low: int) -> bool:
     return bool(sums.wrong(data, low, sums.last))
 
 
-def _cover(disk: Disk, path: str, sums: Checksums, low: int, size: int) -> list[int]:
-    file = disk.open(path)
+def _cover(disk: Disk, segment: Segment, sums: Checksums, low: int, size: int, damage: list[Bad]) -> list[int]:
+    file = disk.open(segment.path)
     try:
         data = read_pages(file, low, size)
     finally:
         file.close()
-    return sums.add([data + bytes(size - len(data))])
+    return sums.add(spoiled(data + bytes(size - len(data)), segment.base + low, damage))

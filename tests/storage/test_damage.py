@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 
 import pytest
 
+from aiorocket.errors import StoreError
 from aiorocket.runtime.env import memory_env
 from aiorocket.runtime.memory_disk import MemoryDisk
-from aiorocket.storage import MessageStore, StoreBusyError
+from aiorocket.storage import MessageStore, Snapshot, StoreBusyError
 from aiorocket.storage.checksums import PAGE
 from aiorocket.storage.checkup import survey
 from aiorocket_protocol import split_records, tags_code
 from tests.harness.damage import images, one_place
 from tests.storage.stores import HOST, config, intact, opened, put, put_batch
+from tests.storage.test_recovery import copy_of
 
 
 @pytest.mark.seeds(4)  # each one place of four
@@ -197,3 +200,38 @@ async def test_each_record_of_a_batch_has_the_checksum_of_its_own_body() -> None
     store = await opened(env, tail_cache=0)
     assert sorted(intact(store)) == [0, 1, 3, 4]
     await store.close()
+
+
+@pytest.mark.parametrize("by", ["scrub", "start"])
+async def test_checksums_that_are_made_again_vouch_for_no_damage(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill before the checkpoint that knows of it would make a damaged body a good one."""
+    env = memory_env()
+    assert isinstance(env.disk, MemoryDisk)
+    store = await opened(env)
+    count = 300 if by == "scrub" else 30
+    places = [(await put(store, "T", 0, b"%d." % number * 200)).physical_offset for number in range(count)]
+    await store.close()
+    first = "/store/commitlog/" + "0" * 20
+    del env.disk.files[first + ".sums"]
+    env.disk.files[first][places[5] + 150] ^= 1
+    if by == "scrub":
+        store = await opened(env)
+        await store._scrub.once()
+        killed = copy_of(env)
+        await store.close()
+    else:
+        with monkeypatch.context() as patched:
+            patched.setattr(Snapshot, "save", _fails)
+            with pytest.raises(StoreError, match="cannot be used"):
+                await opened(env)
+        killed = env
+    for _ in range(2):
+        store = await opened(killed, tail_cache=0)
+        assert intact(store) == {number: b"%d." % number * 200 for number in range(count) if number != 5}
+        await asyncio.sleep(0)
+        assert [damage.lost for damage in store.damaged] == [(("T", 0, 5, 1),)]
+        await store.close()
+
+
+def _fails(snapshot: Snapshot, value: object) -> None:
+    raise OSError(errno.EIO, "the process ends here", snapshot.path)
