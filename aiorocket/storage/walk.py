@@ -181,8 +181,15 @@ def _walk(
             if found == capacity - position:
                 return
             if not window.is_wrong(position, position + BLANK_SIZE) and 0 < found < capacity - position:
-                yield Bad(base + position + found, base + capacity, "a segment is missing behind this one")
-                return
+                # Or segments were shorter when it ended here: a process that was killed before the next one, and then
+                # one with longer ones, which went on in this file.
+                position += found
+                if durable is None or base + position < durable:
+                    following = _next_record(window, position, base, covered, durable)
+                    if following > position:
+                        yield Bad(base + position, base + following, "a segment is missing behind this one")
+                    position = following
+                continue
             reason = f"blank of {found} bytes where {capacity - position} are left"
         if durable is not None and base + position >= durable:
             yield Bad(base + position, base + capacity, reason)

@@ -524,3 +524,35 @@ async def test_a_segment_that_was_full_when_the_process_died_has_its_checksums(m
     store = await opened(killed[0], tail_cache=0)
     assert bodies(store)[-1] == b"behind" and not store._log.unchecked
     await store.close()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+async def test_a_segment_that_ended_before_segments_became_longer_is_read_to_its_end(killed: bool) -> None:
+    """A kill between a full segment and the next one; the store is opened with a larger ``segment_size`` then."""
+    env = memory_env()
+    store = await opened(env)
+    for number in range(6):
+        await put(store, "T", 0, b"%d|" % number + bytes(12_000))
+    await store.close()
+    files = disk_of(env).files
+    for path in [path for path in files if f"/{65536:020d}" in path or "consumequeue" in path or "checkpoint" in path]:
+        del files[path]
+    store = await opened(env)
+    assert store.max_offset("T", 0) == 5 and store.max_physical == 65_536
+    await store.close()
+    store = await opened(env, segment_size=200_000)
+    for number in range(5, 12 if killed else 30):
+        await put(store, "T", 0, b"%d|" % number + bytes(12_000))
+    count = store.max_offset("T", 0)
+    if killed:
+        env = copy_of(env)
+        files = disk_of(env).files
+    await store.close()
+    for path in [path for path in files if "consumequeue" in path or "checkpoint" in path]:
+        del files[path]
+    found = survey(disk_of(env), "/store", lambda done, total: None)
+    assert (found.records, found.lost) == (count, 0)
+    store, recovery = await reopen(env, segment_size=200_000)
+    assert recovery.rebuilt and not recovery.damaged
+    assert [int(body.partition(b"|")[0]) for body in bodies(store, "T", 0)] == list(range(count))
+    await store.close()
