@@ -81,6 +81,9 @@ class QueueSteps:
         self.damage = [Bad(*row) for row in self.state.get("damaged", ())]
         #: How many of these are from earlier.
         self.known = len(self.damage)
+        # What a start found that did not come to its end.
+        begun = self.state.get("begun", {})
+        self.damage += [Bad(*row) for row in begun.get("found", ())]
         #: Bytes of damage that the scan passed: so many records may be missing in queues.
         self.lost = 0
         #: Checksums vouch for the records below this log offset, for what they say of themselves too.
@@ -105,12 +108,19 @@ class QueueSteps:
         self.compacted = False
         self.records = self.scanned = 0
         #: Where the log has lost its end: see ``count_units``.
-        self.units: dict[tuple[str, int], tuple[int, int]] = {}
+        self.units = {(topic, queue_id): (first, count) for topic, queue_id, first, count in begun.get("given", ())}
 
     def lose(self, start: int, end: int, reason: str) -> None:
         """Quarantine a range of the log."""
         if end > start and not any(bad.offset <= start and end <= bad.end for bad in self.damage):
             self.damage.append(Bad(start, end, reason))
+
+    def begun(self, state: dict[str, Any], durable: int) -> dict[str, Any]:
+        """For a start that is broken off: the checkpoint that was there, and what is known of losses now. Of these
+        the next start may find no trace any more: queues are cut and made again."""
+        given = [[*key, *bounds] for key, bounds in self.units.items()]
+        found = {"found": self.damage[self.known :], "given": given, "sure": self.all_deletions_known}
+        return {**state, "clean": False, "durable": durable, "begun": found}
 
     def do_without_checkpoint(self, replay: int) -> None:
         """Both generations are lost: the checksum files say ``replay``, up to where the consume queues were synced, and

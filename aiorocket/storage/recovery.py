@@ -68,14 +68,18 @@ def recover(disk: Disk, directory: str, config: StoreConfig, codes: Codes) -> Re
     for problem in problems:
         _LOG.error("%s; what it said is taken from elsewhere", problem)
     steps = LogSteps(disk, directory, config, state, codes)
-    steps.all_deletions_known = state is not None and not problems
+    steps.all_deletions_known = state is not None and not problems and state.get("begun", {}).get("sure", True)
     steps.find_segments()
     rebuilt = False
     try:
         if state is None and steps.segments:
             steps.do_without_checkpoint(steps.replay_of_sums())
         if steps.last_end < steps.durable:
-            steps.units = count_units(disk, steps.queue_directory, steps.deleted, steps.durable)
+            for key, (first, count) in count_units(disk, steps.queue_directory, steps.deleted, steps.durable).items():
+                earlier = steps.units.get(key, (first, 0))
+                steps.units[key] = min(first, earlier[0]), max(count, earlier[1])
+            if state is not None:
+                snapshot.save(steps.begun(state, steps.durable))
         steps.load_queues()
         steps.scan()
     except QueuesDoNotFitError as error:
@@ -84,6 +88,8 @@ def recover(disk: Disk, directory: str, config: StoreConfig, codes: Codes) -> Re
         steps.forget_queues()
         steps.scan()
     steps.check_newest()
+    if state is not None and len(steps.damage) > steps.known:
+        snapshot.save(steps.begun(state, steps.durable))
     try:
         steps.finish()
         for queue in steps.queues.values():

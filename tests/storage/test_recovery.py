@@ -4,15 +4,17 @@ again."""
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 from typing import Any
 
 import pytest
 
-from aiorocket.errors import StoreCorruptedError
+from aiorocket.errors import StoreCorruptedError, StoreError
 from aiorocket.runtime.env import Env, memory_env
 from aiorocket.runtime.memory_disk import MemoryDisk
 from aiorocket.storage import MessageStore, Recovery, Snapshot, StoreBusyError, housekeeping
+from aiorocket.storage import recovery as recovery_module
 from aiorocket.storage.checkup import survey
 from aiorocket.storage.segment import Segment
 from aiorocket_protocol import RecordView
@@ -287,6 +289,50 @@ async def test_of_a_log_that_lost_its_end_units_say_what_no_checkpoint_knows(cap
     assert f"{units} messages are lost: topic T queue 0 offset 0 ({units})" in caplog.text
     assert "not every queue knows" in caplog.text
     await again.close()
+
+
+@pytest.mark.parametrize("step", ["scan", "finish", "sync_queue"])
+@pytest.mark.parametrize("rebuilt", [False, True])
+async def test_what_a_start_that_is_broken_off_found_is_not_forgotten(
+    step: str, rebuilt: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cuts the queues and makes them again; only their old units knew which offsets had been given."""
+    env = memory_env()
+    store = await opened(env, checkpoint_interval=1e6)
+    await put(store, "T", 0, b"known")
+    await store._behind.save()
+    for _ in range(40):
+        await asyncio.gather(*(put(store) for _ in range(100)))
+    async with asyncio.timeout(30):
+        while store._queues["T", 0].writing or store._queues["T", 0].tail_first < 3_000:
+            await asyncio.sleep(0.001)
+    image = copy_of(env)
+    await store.close()
+    disk = disk_of(image)
+    for name in [name for name in disk.listdir(LOG) if name.isdigit()][1:]:
+        disk.unlink(f"{LOG}/{name}")
+    if rebuilt:
+        disk.files[f"/store/consumequeue/T/0/{0:020d}"][0] ^= 1
+    whole, broken = copy_of(image), image
+    starts = []
+    for env in (whole, broken):
+        if env is broken:
+            with monkeypatch.context() as patched:
+                where = recovery_module if step == "sync_queue" else recovery_module.LogSteps
+                patched.setattr(where, step, _ends)
+                with pytest.raises(StoreError, match="cannot be used"):
+                    await opened(env)
+        again, found = await reopen(env)
+        await asyncio.sleep(0)
+        losses = [damage.lost for damage in again.damaged]
+        starts.append((again.max_offset("T", 0), sorted(intact(again, "T", 0)), losses))
+        assert found.rebuilt == rebuilt or env is broken
+        await again.close()
+    assert starts[0] == starts[1] and starts[0][0] > 3_000
+
+
+def _ends(*args: object) -> None:
+    raise OSError(errno.EIO, "the process ends here")
 
 
 async def test_of_a_log_that_lost_its_end_is_never_said_that_nothing_is_lost(caplog: pytest.LogCaptureFixture) -> None:
