@@ -11,10 +11,12 @@ from typing import NamedTuple
 from aiorocket.config import StoreConfig
 from aiorocket.errors import StoreError
 from aiorocket.runtime.disk import Disk, Lock
+from aiorocket.storage.checksums import read_entries, sums_path
 from aiorocket.storage.compaction import finish_renames
 from aiorocket.storage.key_index import Parts, load_parts
 from aiorocket.storage.queue_recovery import Codes
-from aiorocket.storage.recovery import Recovered, make_room, recover
+from aiorocket.storage.recovery import Recovered, last_written, recover
+from aiorocket.storage.walk import Found, walk
 
 __all__ = ("Opened", "open_files")
 
@@ -68,12 +70,37 @@ def _open(disk: Disk, config: StoreConfig, directory: str, codes: Codes, locks: 
     try:
         found = recover(disk, directory, config, codes)
     except OSError as error:
-        if error.errno not in _FULL or not (room := make_room(disk, f"{directory}/commitlog")):
+        if error.errno not in _FULL or not (room := _make_room(disk, f"{directory}/commitlog")):
             raise
         _LOG.warning("%s: %s; the log gives %d bytes back that it had reserved", directory, error, room)
         found = recover(disk, directory, config, codes)
     start = found.segments[0].base if found.segments else found.end
     return Opened(locks[0], found, load_parts(disk, f"{directory}/index", start, found.end), config)
+
+
+def _make_room(disk: Disk, directory: str) -> int:
+    """Blocking. Give back what the newest segments of a log reserved and never wrote, which reads as zeros before and
+    after; how many bytes that is."""
+    room = 0
+    for name in reversed([name for name in disk.listdir(directory) if len(name) == 20 and name.isdigit()]):
+        path = f"{directory}/{name}"
+        entries = read_entries(disk, sums_path(path), int(name))
+        file = disk.open(path)
+        try:
+            covered, size = 0 if entries is None else entries.end, file.size()
+            written = max(last_written(file, covered), covered)
+            for item in walk(disk, path, int(name), size, entries, int(name) + covered):
+                if isinstance(item, Found):  # it may end with zeros: the length of no properties
+                    written = max(written, item.offset + item.size - int(name))
+            if written < size:
+                file.truncate(written)
+                file.fdatasync()
+                room += size - written
+        finally:
+            file.close()
+        if written:
+            break
+    return room
 
 
 def _give_back(locks: list[Lock]) -> None:

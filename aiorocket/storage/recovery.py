@@ -35,10 +35,10 @@ from aiorocket.storage.queue_recovery import (
 from aiorocket.storage.results import Recovery
 from aiorocket.storage.segment import Segment
 from aiorocket.storage.snapshots import Snapshot
-from aiorocket.storage.walk import Bad, Found, read_pages, walk, walk_runs
+from aiorocket.storage.walk import Bad, read_pages, walk, walk_runs
 from aiorocket_protocol import BLANK_SIZE, parse_blank
 
-__all__ = ("LogSteps", "Recovered", "make_room", "recover")
+__all__ = ("LogSteps", "Recovered", "last_written", "recover")
 
 _WINDOW = 1 << 20
 #: Bytes at the end of the log that every start compares with their checksums.
@@ -136,31 +136,6 @@ def recover(disk: Disk, directory: str, config: StoreConfig, codes: Codes) -> Re
     return Recovered(
         steps.segments, steps.end, steps.queues, steps.timestamp, steps.deleted, snapshot, steps.damage, report
     )
-
-
-def make_room(disk: Disk, directory: str) -> int:
-    """Blocking. Give back what the newest segments of a log reserved and never wrote, which reads as zeros before and
-    after; how many bytes that is."""
-    room = 0
-    for name in reversed([name for name in disk.listdir(directory) if len(name) == 20 and name.isdigit()]):
-        path = f"{directory}/{name}"
-        entries = read_entries(disk, sums_path(path), int(name))
-        file = disk.open(path)
-        try:
-            covered, size = 0 if entries is None else entries.end, file.size()
-            written = max(_last_written(file, covered), covered)
-            for item in walk(disk, path, int(name), size, entries, int(name) + covered):
-                if isinstance(item, Found):  # it may end with zeros: the length of no properties
-                    written = max(written, item.offset + item.size - int(name))
-            if written < size:
-                file.truncate(written)
-                file.fdatasync()
-                room += size - written
-        finally:
-            file.close()
-        if written:
-            break
-    return room
 
 
 class LogSteps(QueueSteps):
@@ -356,7 +331,7 @@ class LogSteps(QueueSteps):
             _write_again(file, self.durable - segment.base, position)
             entries = self.entries(segment.base)
             # What its checksums tell of may be gone without a trace.
-            last = max(_last_written(file, position), 0 if entries is None else entries.end)
+            last = max(last_written(file, position), 0 if entries is None else entries.end)
             if last > position:
                 self.truncated = last - position
                 segment.cut(position)
@@ -476,13 +451,13 @@ def _cover(segment: Segment, file: File, covered: int, position: int, durable: i
 def _finish(disk: Disk, segment: Segment, covered: int, durable: int, damage: list[Bad]) -> None:
     try:
         file = segment.prepare(disk, 0)
-        _cover(segment, file, covered, _last_written(file, covered), durable, damage)
+        _cover(segment, file, covered, last_written(file, covered), durable, damage)
         segment.finish(durable, 0)
     finally:
         segment.close()
 
 
-def _last_written(file: File, position: int) -> int:
+def last_written(file: File, position: int) -> int:
     """Where the last byte that is not zero ends, at or behind ``position``."""
     last, size = position, file.size()
     zeros = bytes(_WINDOW)
