@@ -321,12 +321,23 @@ class LogSteps(QueueSteps):
             self._close_sums(segment)
             return
         position = self.end - segment.base
+        self._cut_first(segment, position)
         covered = self._resume_sums(segment, position)
         if covered < min(self.replay, self.end) - segment.base:
             self._look_through(segment, min(self.replay, self.end))
         file = segment.prepare(self.disk, 0)
-        untouched = self.clean and not self.records and not read_pages(file, position, 8).strip(b"\0")
-        if not untouched:
+        if self.truncated:
+            segment.cut(position)  # which reserves the space again
+        _cover(segment, file, covered, position, self.end, self.damage)
+        segment.sync_sums()
+
+    def _cut_first(self, segment: Segment, position: int) -> None:
+        """The log ends at ``position``. What is behind it goes before its checksums do, which may be all that tells it
+        from good records."""
+        file = self.disk.open(segment.path)
+        try:
+            if self.clean and not self.records and not read_pages(file, position, 8).strip(b"\0"):
+                return
             self.clean = False
             _write_again(file, self.durable - segment.base, position)
             entries = self.entries(segment.base)
@@ -334,11 +345,10 @@ class LogSteps(QueueSteps):
             last = max(last_written(file, position), 0 if entries is None else entries.end)
             if last > position:
                 self.truncated = last - position
-                segment.cut(position)
-            else:
-                file.fdatasync()
-        _cover(segment, file, covered, position, self.end, self.damage)
-        segment.sync_sums()
+                file.truncate(position)
+            file.fdatasync()
+        finally:
+            file.close()
 
     def _close_sums(self, segment: Segment) -> None:
         """A process that was killed had filled the last segment and not closed its checksum file, which was read to its

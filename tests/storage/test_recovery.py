@@ -602,3 +602,22 @@ async def test_a_segment_that_ended_before_segments_became_longer_is_read_to_its
     assert recovery.rebuilt and not recovery.damaged
     assert [int(body.partition(b"|")[0]) for body in bodies(store, "T", 0)] == list(range(count))
     await store.close()
+
+
+async def test_a_start_that_is_broken_off_leaves_no_record_without_its_checksum(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A head has no CRC of its own: the next start took the record for a good one."""
+    env = memory_env()
+    store = await opened(env, flush="async", flush_interval=100, checkpoint_interval=100)
+    places = [(await put(store, "T", 0, b"%d" % number)).physical_offset for number in range(5)]
+    image = copy_of(env)
+    await store.close()
+    disk_of(image).files[f"/{LOG}/{0:020d}"][places[3] + 45] ^= 1
+    with monkeypatch.context() as patched:
+        patched.setattr(Segment, "prepare", _ends)
+        with pytest.raises(StoreError, match="cannot be used"):
+            await opened(image)
+    again, _ = await reopen(image)
+    assert sorted(intact(again)) == [0, 1, 2]
+    await again.close()
