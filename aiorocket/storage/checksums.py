@@ -25,6 +25,7 @@ from zlib import crc32
 
 from aiorocket.errors import StoreCorruptedError
 from aiorocket.runtime.disk import Buffer, Disk
+from aiorocket.storage.files import read_whole
 from aiorocket_protocol.fast import compiled
 
 __all__ = ("FORMAT", "PAGE", "Checksums", "Entries", "encode_block", "encode_head", "load", "read_entries", "sums_path")
@@ -227,7 +228,7 @@ def _block(data: Buffer, at: int) -> tuple[int, int, int, int, tuple[int, ...]] 
 def load(disk: Disk, path: str, base: int) -> Checksums | None:
     """The summary of a full segment's file; None when there is no good one."""
     try:
-        data = disk.read_bytes(path)
+        data = read_whole(disk, path)
     except FileNotFoundError:
         return None
     if not _head_fits(data, path, base):
@@ -250,7 +251,7 @@ def load(disk: Disk, path: str, base: int) -> Checksums | None:
 def read_entries(disk: Disk, path: str, base: int) -> Entries | None:
     """Everything a checksum file says as far as it is good; None when it is not this segment's."""
     try:
-        data = disk.read_bytes(path)
+        data = read_whole(disk, path)
     except FileNotFoundError:
         return None
     if not _head_fits(data, path, base):

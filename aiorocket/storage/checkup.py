@@ -16,6 +16,7 @@ from aiorocket.runtime.disk import Disk, File
 from aiorocket.storage.checkpoint import load_checkpoint
 from aiorocket.storage.checksums import read_entries, sums_path
 from aiorocket.storage.consume_queue import FILE_SIZE, UNIT, UNIT_SIZE
+from aiorocket.storage.files import read_pages
 from aiorocket.storage.queue_recovery import Codes, code_of, count_units
 from aiorocket.storage.recovery import LogSteps
 from aiorocket.storage.segment import Segment
@@ -205,7 +206,7 @@ def survey(disk: Disk, directory: str, progress: Progress, codes: Codes = Mappin
 def _written_behind(disk: Disk, segment: Segment, offset: int) -> int:
     file = disk.open(segment.path)
     try:
-        data = file.pread(segment.end - offset, offset - segment.base)
+        data = read_pages(file, offset - segment.base, segment.end - offset)
     finally:
         file.close()
     return len(data.rstrip(b"\0"))

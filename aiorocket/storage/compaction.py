@@ -16,6 +16,7 @@ from struct import Struct
 
 from aiorocket.runtime.disk import Buffer, Disk, File
 from aiorocket.storage.checksums import PAGE, Checksums, encode_block, encode_head, load, sums_path
+from aiorocket.storage.files import read_pages
 from aiorocket.storage.segment import Segment
 from aiorocket_protocol import BLANK_SIZE, MIN_RECORD, RecordView, check_record, encode_record, parse_blank
 
@@ -133,7 +134,7 @@ class Compaction:
         high += -high % PAGE
         file = self._disk.open(self._segment.path)
         try:
-            data = file.pread(high - low, low)
+            data = read_pages(file, low, high - low)
         finally:
             file.close()
         high = min(high, self._old_end())

@@ -1,10 +1,46 @@
-"""Open files for reading, the least recently used ones closed: a store may have more files than descriptors."""
+"""Reading files: open ones, the least recently used of them closed, as a store may have more files than descriptors;
+and what can be read of one of which the disk has lost a part."""
 
 from __future__ import annotations
 
 from aiorocket.runtime.disk import Disk, File
 
-__all__ = ("FileCache",)
+__all__ = ("FileCache", "read_pages", "read_whole")
+
+_PAGE = 32 * 1024
+
+
+def read_pages(file: File, position: int, size: int) -> bytes:
+    """``pread``, with zeros for the pages that the disk cannot read."""
+    try:
+        return file.pread(size, position)
+    except OSError:
+        parts = []
+        while size > 0:
+            step = min(size, _PAGE - position % _PAGE)
+            try:
+                part = file.pread(step, position)
+            except OSError:
+                part = bytes(step)
+            parts.append(part)
+            if len(part) < step:
+                break
+            position, size = position + step, size - step
+        return b"".join(parts)
+
+
+def read_whole(disk: Disk, path: str) -> bytes:
+    """``read_bytes``, with zeros for the pages that the disk cannot read."""
+    try:
+        return disk.read_bytes(path)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        file = disk.open(path)
+        try:
+            return read_pages(file, 0, file.size())
+        finally:
+            file.close()
 
 
 class FileCache:

@@ -13,6 +13,7 @@ from zlib import crc32
 
 from aiorocket.errors import ProtocolError
 from aiorocket.runtime.disk import Disk, File
+from aiorocket.storage.files import read_pages
 from aiorocket.storage.segment import Segment
 from aiorocket.storage.walk import Bad, walk
 from aiorocket_protocol import (
@@ -174,7 +175,7 @@ class Growing:
 
 def read_head(file: File, name: str) -> Part | None:
     """The part in a file called ``name``; None when it is no good one."""
-    data = file.pread(_ENTRIES_AT, 0)
+    data = read_pages(file, 0, _ENTRIES_AT)
     if len(data) < _ENTRIES_AT or crc32(data[:-4]) != int.from_bytes(data[-4:], "big"):
         return None
     magic, *numbers = _HEAD.unpack_from(data, 0)
@@ -186,13 +187,13 @@ def read_entries(file: File, number: int) -> bytes | None:
     """The entries of the bucket of a hash; None when they do not fit their checksum."""
     bucket = number % _BUCKETS
     first = max(0, bucket - 1)
-    rows = file.pread((bucket - first + 1) * _ROW.size, _HEAD.size + first * _ROW.size)
+    rows = read_pages(file, _HEAD.size + first * _ROW.size, (bucket - first + 1) * _ROW.size)
     if len(rows) < (bucket - first + 1) * _ROW.size:
         return None
     upto, checksum = _ROW.unpack_from(rows, len(rows) - _ROW.size)
     start = _ROW.unpack_from(rows, 0)[0] if bucket else 0
     count = min(max(0, upto - start), file.size() // _ENTRY.size)  # what is damaged may be anything
-    data = file.pread(count * _ENTRY.size, _ENTRIES_AT + start * _ENTRY.size)
+    data = read_pages(file, _ENTRIES_AT + start * _ENTRY.size, count * _ENTRY.size)
     return data if crc32(data) == checksum else None
 
 
@@ -232,10 +233,10 @@ def read_cut(disk: Disk, segment: Segment, offset: int, stop: int) -> Cut:
     on."""
     file = disk.open(segment.path)
     try:
-        data = file.pread(min(_SLICE, stop - offset), offset - segment.base)
+        data = read_pages(file, offset - segment.base, min(_SLICE, stop - offset))
         size = int.from_bytes(data[:4], "big", signed=True)
         if len(data) < size <= stop - offset and parse_blank(data, 0) is None:
-            data = file.pread(size, offset - segment.base)
+            data = read_pages(file, offset - segment.base, size)
     finally:
         file.close()
     return Cut(offset, data, stop)
@@ -246,7 +247,7 @@ def behind_bad(disk: Disk, segment: Segment, offset: int, stop: int) -> int:
     following = _next_start(disk, segment, offset)
     if not following:
         bad = next(walk(disk, segment.path, segment.base, segment.capacity, None, offset), None)
-        following = bad.end if isinstance(bad, Bad) else segment.end
+        following = segment.end if bad is None else bad.end if isinstance(bad, Bad) else bad.offset + bad.size
         if isinstance(bad, Bad):
             _LOG.warning(
                 "%s: log offsets %d to %d are not in the key index: %s", segment.path, offset, following, bad.reason
@@ -261,7 +262,7 @@ def _next_start(disk: Disk, segment: Segment, offset: int) -> int:
     at = segment.base
     try:
         while at < offset:
-            head = file.pread(BLANK_SIZE, at - segment.base)
+            head = read_pages(file, at - segment.base, BLANK_SIZE)
             size, magic = _START.unpack(head) if len(head) == BLANK_SIZE else (0, 0)
             if size < MIN_RECORD or magic not in (RECORD_MAGIC_V1, RECORD_MAGIC_V2):
                 return 0

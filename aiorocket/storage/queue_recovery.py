@@ -22,8 +22,9 @@ from aiorocket.storage.consume_queue import (
     remove_queue,
     write_units,
 )
+from aiorocket.storage.files import read_pages
 from aiorocket.storage.segment import Segment
-from aiorocket.storage.walk import Bad, Found, Row, has_torn_head, read_pages
+from aiorocket.storage.walk import Bad, Found, Row, has_torn_head
 from aiorocket_protocol import MIN_RECORD, PROPERTY_TAGS, RecordView, check_record, tags_code
 
 __all__ = (
@@ -193,7 +194,7 @@ class QueueSteps:
                 if size > wanted:
                     file.truncate(wanted)
                 if base + wanted == end and queue.min_offset < queue.max_offset:
-                    self._check_unit(queue, file.pread(UNIT_SIZE, wanted - UNIT_SIZE))
+                    self._check_unit(queue, read_pages(file, wanted - UNIT_SIZE, UNIT_SIZE))
             finally:
                 file.close()
 
@@ -395,7 +396,7 @@ def _unit(disk: Disk, path: str, index: int) -> tuple[int, int, int]:
     except FileNotFoundError:
         raise QueuesDoNotFitError(f"{path} lacks a file") from None
     try:
-        unit = file.pread(UNIT_SIZE, index * UNIT_SIZE - base)
+        unit = read_pages(file, index * UNIT_SIZE - base, UNIT_SIZE)
     finally:
         file.close()
     if len(unit) != UNIT_SIZE:

@@ -24,6 +24,7 @@ from aiorocket.runtime.disk import Disk, File
 from aiorocket.storage.checkpoint import QueueRows, QueueTable, checkpoint_state, load_checkpoint
 from aiorocket.storage.checksums import FORMAT, PAGE, Entries, encode_block, encode_head, load, read_entries, sums_path
 from aiorocket.storage.damage import spoiled
+from aiorocket.storage.files import read_pages
 from aiorocket.storage.queue_recovery import (
     Codes,
     QueuesDoNotFitError,
@@ -35,7 +36,7 @@ from aiorocket.storage.queue_recovery import (
 from aiorocket.storage.results import Recovery
 from aiorocket.storage.segment import Segment
 from aiorocket.storage.snapshots import Snapshot
-from aiorocket.storage.walk import Bad, read_pages, walk, walk_runs
+from aiorocket.storage.walk import Bad, walk, walk_runs
 from aiorocket_protocol import BLANK_SIZE, parse_blank
 
 __all__ = ("LogSteps", "Recovered", "last_written", "recover")

@@ -329,7 +329,11 @@ class Retention:
         """Bytes of the messages of a queue from one offset to another."""
         total = 0
         while low < high and not queue.deleted:
-            units = queue.units(self._files, low, min(high - low, _UNITS))
+            try:
+                units = queue.units(self._files, low, min(high - low, _UNITS))
+            except OSError:
+                units = b""
+                self._reader.entries(queue.topic, queue.queue_id, low, _UNITS)  # has them made again
             if not units:
                 break
             total += sum(max(0, size) for _, size, _ in UNIT.iter_unpack(units))

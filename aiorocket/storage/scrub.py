@@ -15,8 +15,9 @@ from aiorocket.config import StoreConfig
 from aiorocket.runtime.disk import Disk
 from aiorocket.storage.checksums import Checksums, encode_block, encode_head, load, sums_path
 from aiorocket.storage.damage import spoiled
+from aiorocket.storage.files import read_pages
 from aiorocket.storage.segment import Segment
-from aiorocket.storage.walk import Bad, Found, read_pages, walk
+from aiorocket.storage.walk import Bad, Found, walk
 from aiorocket.storage.written import WrittenLog
 from aiorocket_protocol import BLANK_SIZE
 

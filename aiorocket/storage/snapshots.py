@@ -15,6 +15,7 @@ from typing import Any
 
 from aiorocket.errors import StoreCorruptedError
 from aiorocket.runtime.disk import Disk
+from aiorocket.storage.files import read_whole
 
 __all__ = ("Snapshot",)
 
@@ -48,7 +49,7 @@ class Snapshot:
             if not self._disk.exists(path):
                 continue
             try:
-                generation, value = _parse(self._disk.read_bytes(path))
+                generation, value = _parse(read_whole(self._disk, path))
             except (ValueError, UnicodeDecodeError) as error:
                 problems.append(f"{path}: {error}")
                 continue

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from aiorocket.errors import ProtocolError
 from aiorocket.runtime.disk import Disk, File
 from aiorocket.storage.checksums import PAGE, Entries
+from aiorocket.storage.files import read_pages
 from aiorocket_protocol import (
     BLANK_SIZE,
     MIN_RECORD,
@@ -26,7 +27,7 @@ from aiorocket_protocol import (
     parse_blank,
 )
 
-__all__ = ("Bad", "Found", "Row", "has_torn_head", "read_pages", "walk", "walk_runs")
+__all__ = ("Bad", "Found", "Row", "has_torn_head", "walk", "walk_runs")
 
 _WINDOW = 1 << 20
 _SECTOR = 512
@@ -65,25 +66,6 @@ class Bad(NamedTuple):
     offset: int
     end: int
     reason: str
-
-
-def read_pages(file: File, position: int, size: int) -> bytes:
-    """``pread``, with zeros for the pages that the disk cannot read."""
-    try:
-        return file.pread(size, position)
-    except OSError:
-        parts = []
-        while size > 0:
-            step = min(size, PAGE - position % PAGE)
-            try:
-                part = file.pread(step, position)
-            except OSError:
-                part = bytes(step)
-            parts.append(part)
-            if len(part) < step:
-                break
-            position, size = position + step, size - step
-        return b"".join(parts)
 
 
 class _Window:

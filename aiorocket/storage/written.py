@@ -13,9 +13,9 @@ from aiorocket.errors import StoreCorruptedError
 from aiorocket.runtime.disk import Disk
 from aiorocket.storage.checksums import PAGE, Checksums, load, read_entries, sums_path
 from aiorocket.storage.damage import DamagedRanges
-from aiorocket.storage.files import FileCache
+from aiorocket.storage.files import FileCache, read_pages
 from aiorocket.storage.segment import Segment
-from aiorocket.storage.walk import Bad, read_pages
+from aiorocket.storage.walk import Bad
 
 __all__ = ("WrittenLog",)
 
