@@ -85,6 +85,8 @@ class Retention:
         self._kept: dict[str, int] | None = None
         #: How many messages a segment had to keep when it was looked at last.
         self._looked_at: dict[int, int] = {}
+        #: What no checkpoint promises any more and the disk still has.
+        self._going: list[Segment] = []
         self.rules: Callable[[], StoreConfig] = lambda: config
         self.reserved: Callable[[str], float | None] = lambda topic: None
         self.needed: Callable[[], Mapping[tuple[str, int], int]] = dict
@@ -189,7 +191,7 @@ class Retention:
         holders = await self._holders(upto) if upto > log.start_offset else {}
         upto = min(holders.values(), default=upto)
         doomed = [segment for segment in log.segments[:-1] if segment.end <= upto]
-        if not floors and not doomed:
+        if not floors and not doomed and not self._going:
             return 0
         await self.before()
         del log.segments[: len(doomed)]
@@ -199,9 +201,12 @@ class Retention:
         log.damage.forget_below(log.start_offset)
         self._keys.forget_before(log.start_offset)
         log.damage.forget_below(log.start_offset)
-        for segment in doomed:
+        self._going += doomed
+        while self._going:  # in order, or what one that stays leaves behind it looks like missing segments
+            segment = self._going[0]
             self._files.forget(segment.path)
             await self._disk.run(segment.remove, self._disk)
+            del self._going[0]
         if doomed:
             _LOG.info("%s: %d segments were removed, it begins at %d", self._directory, len(doomed), log.start_offset)
         for queue, low in before.items():

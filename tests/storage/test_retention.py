@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -246,6 +247,34 @@ def test_nothing_is_armed_while_nothing_could_go(world: World) -> None:
         assert store.retention._timer is None
 
     world.run(work)
+
+
+def test_a_segment_that_could_not_be_removed_goes_with_the_next(world: World) -> None:
+    """It stayed, and what was missing behind it was taken for damage by the next start."""
+
+    async def work(store: MessageStore) -> None:
+        await fill(store, 20)
+        await asyncio.sleep(11 * HOUR)
+        await fill(store, 20)
+        unlink = world.disk.unlink
+
+        def fails(path: str) -> None:
+            world.disk.unlink = unlink  # type: ignore[method-assign]
+            raise OSError(errno.EIO, "Input/output error", path)
+
+        world.disk.unlink = fails  # type: ignore[method-assign]
+        with pytest.raises(OSError, match="Input/output error"):
+            await store.retention.sweep()
+        assert len(world.files()) == 9
+        await asyncio.sleep(11 * HOUR)
+        await store.retention.sweep()
+        assert len(world.files()) == 2 and numbers(store) == list(range(35, 40))
+
+    async def again(store: MessageStore) -> None:
+        assert not store.recovery.damaged and numbers(store) == list(range(35, 40))
+
+    world.run(work, retention_interval=1e9)
+    world.run(again, retention_interval=1e9)
 
 
 async def mixed(store: MessageStore) -> None:
