@@ -14,7 +14,7 @@ from aiorocket.config import StoreConfig
 from aiorocket.errors import StoreCorruptedError, StoreError
 from aiorocket.runtime.disk import Disk, File
 from aiorocket.storage.checkpoint import load_checkpoint
-from aiorocket.storage.checksums import read_entries, sums_path
+from aiorocket.storage.checksums import sums_path
 from aiorocket.storage.consume_queue import FILE_SIZE, UNIT, UNIT_SIZE
 from aiorocket.storage.files import read_pages
 from aiorocket.storage.queue_recovery import Codes, code_of, count_units
@@ -164,8 +164,10 @@ def survey(disk: Disk, directory: str, progress: Progress, codes: Codes = Mappin
         if item.offset < deleted.get(topic, 0):
             continue
         key = (topic, item.queue_id)
-        expected = following.get(key, minimum.get(key, 0) if log.state and not log.problems else None)
-        if expected is not None and expected < item.queue_offset and bad:
+        # What is before the beginning was removed by retention.
+        expected = max(following.get(key, 0), minimum.get(key, 0))
+        known = key in following or (log.state and not log.problems)
+        if known and expected < item.queue_offset and bad:
             bad[-1][2].append((topic, item.queue_id, expected, item.queue_offset - expected))
         following[key] = item.queue_offset + 1
         if item.queue_offset < counts.get(key, 0):
@@ -181,7 +183,7 @@ def survey(disk: Disk, directory: str, progress: Progress, codes: Codes = Mappin
     if steps.last_end < end:
         bad.append((Bad(steps.last_end, end, steps.without_end(steps.last_end)), steps.log_directory, []))
     for key, count in counts.items():
-        first = following.get(key, minimum.get(key, 0))
+        first = max(following.get(key, 0), minimum.get(key, 0))
         if bad and first < count:
             bad[-1][2].append((*key, first, count - first))
     findings += [Finding("log", path, item.offset, item.end, item.reason, tuple(lost)) for item, path, lost in bad]
@@ -190,7 +192,7 @@ def survey(disk: Disk, directory: str, progress: Progress, codes: Codes = Mappin
         file = f"{directory}/consumequeue/{topic}/{queue_id}"
         findings.append(Finding("queue", file, offsets[0], offsets[-1] + 1, what))
     for segment in log.steps.segments:
-        entries = read_entries(disk, sums_path(segment.path), segment.base)
+        entries = log.steps.entries(segment.base)
         if entries is None or entries.torn:
             what = "missing or of another segment" if entries is None else "damaged"
             findings.append(Finding("checksums", sums_path(segment.path), segment.base, segment.end, what))

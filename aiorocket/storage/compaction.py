@@ -20,7 +20,7 @@ from aiorocket.storage.files import read_pages
 from aiorocket.storage.segment import Segment
 from aiorocket_protocol import BLANK_SIZE, MIN_RECORD, RecordView, check_record, encode_record, parse_blank
 
-__all__ = ("Compaction", "finish_renames")
+__all__ = ("Compaction", "finish_renames", "sums_that_fit")
 
 #: Log bytes of one job of the writer thread, and of one filler.
 _SLICE = 1 << 20
@@ -168,6 +168,12 @@ class Compaction:
             self._rows += self._sums.add([_ZEROS[:step]])
             self._made += step
             size -= step
+
+
+def sums_that_fit(disk: Disk, segment: str) -> str:
+    """The checksum file of the segment in this file; the new one where a crash left its name for later."""
+    new = sums_path(segment + _SUFFIX)
+    return new if disk.exists(new) and not disk.exists(segment + _SUFFIX) else sums_path(segment)
 
 
 def finish_renames(disk: Disk, directory: str) -> None:

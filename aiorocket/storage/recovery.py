@@ -23,6 +23,7 @@ from aiorocket.errors import ProtocolError
 from aiorocket.runtime.disk import Disk, File
 from aiorocket.storage.checkpoint import QueueRows, QueueTable, checkpoint_state, load_checkpoint
 from aiorocket.storage.checksums import FORMAT, PAGE, Entries, encode_block, encode_head, load, read_entries, sums_path
+from aiorocket.storage.compaction import sums_that_fit
 from aiorocket.storage.damage import spoiled
 from aiorocket.storage.files import read_pages
 from aiorocket.storage.queue_recovery import (
@@ -202,7 +203,8 @@ class LogSteps(QueueSteps):
     def entries(self, base: int) -> Entries | None:
         """What the checksum file of the segment at ``base`` says."""
         if base not in self._entries:
-            self._entries[base] = read_entries(self.disk, sums_path(f"{self.log_directory}/{base:020d}"), base)
+            path = sums_that_fit(self.disk, f"{self.log_directory}/{base:020d}")
+            self._entries[base] = read_entries(self.disk, path, base)
         return self._entries[base]
 
     def replay_of_sums(self) -> int:

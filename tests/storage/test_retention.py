@@ -565,6 +565,54 @@ def test_a_queue_that_compaction_left_its_oldest_message_begins_where_it_did(
     assert "are lost" not in caplog.text
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_what_retention_took_is_not_counted_as_lost_to_damage(world: World, more: int) -> None:
+    """Of a queue that compaction left its oldest message and took the others."""
+
+    async def work(store: MessageStore) -> None:
+        store.retention.reserved = {"long": 1000.0}.get
+        await fill(store, 1, "short")
+        await fill(store, 4, "long")
+        await fill(store, 4, "short")
+        await fill(store, 11, "long")
+        await asyncio.sleep(20 * HOUR)
+        await fill(store, more, "short")
+
+    world.run(work, tail_cache=0)
+    world.disk.files[world.files()[2]][3000] ^= 1
+    lost = [finding.lost for finding in survey(world.disk, "/store", lambda done, total: None).findings]
+    assert lost == [(("long", 0, 5, 1),)]
+
+
+def test_between_the_renames_of_a_compaction_nothing_is_damaged(world: World) -> None:
+    """Whoever looks at the store before the next start ends it."""
+    rename = world.disk.rename
+
+    def dies(source: str, target: str) -> None:
+        if source.endswith(".compact.sums"):
+            raise OSError(errno.EIO, "the process ends here")
+        rename(source, target)
+
+    async def work() -> None:
+        store = await opened(world.env, segment_size=65_536, file_reserved_time=10, retention_interval=1e9)
+        store.retention.reserved = {"long": 1000.0}.get
+        await mixed(store)
+        await asyncio.sleep(11 * HOUR)
+        world.disk.rename = dies  # type: ignore[method-assign]
+        with pytest.raises(OSError, match="ends here"):
+            await store.retention.sweep()
+        for timer in (store.retention._timer, store._behind._timer):
+            if timer is not None:
+                timer.cancel()
+
+    world.loop.run_until_complete(work())
+    world.disk.rename = rename  # type: ignore[method-assign]
+    world.disk.process_died()
+    found = survey(world.disk, "/store", lambda done, total: None)
+    assert not found.findings
+    assert salvage(world.disk, "/store", "/new", config(), lambda done, total: None).records == found.records
+
+
 async def test_a_file_system_gets_the_space_back(tmp_path: Path) -> None:
     env = real_env()
     store = await opened(env, str(tmp_path), segment_size=1 << 20, max_log_bytes=1 << 20, flush="async")
