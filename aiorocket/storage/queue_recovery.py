@@ -87,6 +87,8 @@ class QueueSteps:
         self.damage += [Bad(*row) for row in begun.get("found", ())]
         #: Bytes of damage that the scan passed: so many records may be missing in queues.
         self.lost = 0
+        #: Bytes of the log that are missing in front of its oldest segment.
+        self.missing = 0
         #: Checksums vouch for the records below this log offset, for what they say of themselves too.
         self.trusted = 0
         #: Nothing from this log offset on was promised, as far as is known, and no checksum covers it.
@@ -224,7 +226,8 @@ class QueueSteps:
         rows = self.state.get("queues", {}).items()
         self.minimum = {(topic, queue_id): minimum for topic, found in rows for queue_id, minimum, _ in found}
         self.replay = self.start
-        self.records = self.scanned = self.lost = 0
+        self.records = self.scanned = 0
+        self.lost, self.gap = self.missing, self.start - self.missing
 
     def _queue(self, topic: str, queue_id: int, first: int) -> ConsumeQueue:
         path = queue_directory(self.queue_directory, topic, queue_id)

@@ -197,6 +197,7 @@ class LogSteps(QueueSteps):
         self.start = self.segments[0].base if self.segments else 0
         known = self.state.get("start", self.start)
         if known < self.start:
+            self.missing = self.start - known
             self.lose(known, self.start, f"segments in front of {self.segments[0].path} are missing")
         self.replay = max(self.replay, self.start)
 

@@ -81,6 +81,30 @@ async def test_the_first_messages_of_queues_that_are_made_again_are_counted_as_l
     await store.close()
 
 
+@pytest.mark.parametrize("sums", [False, True])
+async def test_messages_of_a_first_segment_that_is_missing_are_counted_when_queues_are_made_again(sums: bool) -> None:
+    env = memory_env()
+    assert isinstance(env.disk, MemoryDisk)
+    store = await opened(env)
+    for number in range(300):
+        last = await put(store, "T", number % 2, b"%d." % number * 200)
+    assert last.physical_offset > 65_536
+    left = sum(place >= 65_536 for queue_id in (0, 1) for place, _, _ in store.entries("T", queue_id, 0, 150))
+    await store.close()
+    for path in list(env.disk.files):
+        gone = path.startswith("/store/commitlog/" + "0" * 20) or "/T/1/" in path
+        if gone or (not sums and path.endswith(".sums")):
+            del env.disk.files[path]
+    store = await opened(env)
+    await asyncio.sleep(0)
+    assert store.recovery.rebuilt
+    [damage] = store.damaged
+    assert (damage.offset, damage.end, damage.messages) == (0, 65_536, 300 - left)
+    assert len(intact(store, "T", 0)) + len(intact(store, "T", 1)) == left
+    assert (store.min_offset("T", 0), store.min_offset("T", 1)) == (0, 0)
+    await store.close()
+
+
 async def test_the_scrub_makes_checksums_where_there_are_none() -> None:
     env = memory_env()
     assert isinstance(env.disk, MemoryDisk)
