@@ -369,6 +369,7 @@ class CommitLog(WrittenLog):
         else:
             status = PutStatus.BROKEN
             self.broken(error.__cause__ or error)
+            self._disk.run(_close, dropped).add_done_callback(_look)
         self.end, self.scheduled = group.start, False
         self.pending = self._sealed = 0
         self._active = first.segment
@@ -454,6 +455,12 @@ def _nothing() -> None:
 def _look(future: asyncio.Future[File] | asyncio.Future[None]) -> None:
     if not future.cancelled():
         future.exception()
+
+
+def _close(segments: list[Segment]) -> None:
+    """Blocking, behind what may be making them."""
+    for segment in segments:
+        segment.close()
 
 
 def _cut_back(disk: Disk, first: Run, dropped: list[Segment]) -> None:

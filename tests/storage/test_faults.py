@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from aiorocket.errors import StoreError, StoreFullError
 from aiorocket.runtime.disk import File
-from aiorocket.runtime.env import Env
+from aiorocket.runtime.env import Env, memory_env
+from aiorocket.runtime.memory_disk import MemoryDisk, MemoryFile
 from aiorocket.storage import MessageStore, PutResult, PutStatus, StoreBrokenError
 from aiorocket.storage.commit_log import _WHOLE
 from aiorocket.testing import SimDisk, Simulation, simulate
@@ -611,3 +613,38 @@ def test_a_deletion_waits_for_a_slow_disk_at_rest(monkeypatch: pytest.MonkeyPatc
         await store.close()
 
     simulate(main)
+
+
+@pytest.mark.parametrize("rolls", [False, True])
+async def test_a_store_whose_disk_failed_closes_the_files_of_segments_that_it_gave_up(rolls: bool) -> None:
+    """The one made ahead, and those that were gathered for."""
+    held: dict[int, str] = {}
+
+    class Held(MemoryFile):
+        __slots__ = ()
+
+        def fdatasync(self) -> None:
+            if failing and self.path.endswith("/" + "0" * 20):
+                raise OSError(errno.EIO, "Input/output error")
+
+        def close(self) -> None:
+            held.pop(id(self), None)
+
+    class Disk(MemoryDisk):
+        def _open(self, path: str, data: bytearray) -> File:
+            file = Held(self, path, data)
+            files.append(file)
+            held[id(file)] = path
+            return file
+
+    files: list[Held] = []
+    failing = False
+    store = await opened(replace(memory_env(), disk=Disk()))
+    for _ in range(4):
+        await put(store, body=bytes(12_000))
+    assert any("commitlog" in path and path.endswith(f"{65_536:020d}") for path in held.values())
+    failing = True
+    results = await asyncio.gather(*(put(store, body=bytes(12_000)) for _ in range(4 if rolls else 1)))
+    assert {result.status for result in results} == {PutStatus.BROKEN}
+    await store.close()
+    assert not held
