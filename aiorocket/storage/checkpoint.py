@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from aiorocket.errors import StoreCorruptedError
@@ -11,7 +11,7 @@ from aiorocket.storage.consume_queue import ConsumeQueue
 from aiorocket.storage.snapshots import Snapshot
 from aiorocket.storage.walk import Bad
 
-__all__ = ("QueueRows", "QueueTable", "checkpoint_state", "load_checkpoint")
+__all__ = ("QueueRows", "QueueTable", "begun_state", "checkpoint_state", "load_checkpoint")
 
 QueueTable = dict[tuple[str, int], ConsumeQueue]
 
@@ -67,6 +67,21 @@ def checkpoint_state(
         "damaged": [list(bad) for bad in damage],
         "queues": queues.topics,
     }
+
+
+def begun_state(
+    state: dict[str, Any],
+    durable: int,
+    found: list[Bad],
+    units: Mapping[tuple[str, int], tuple[int, int]],
+    *,
+    sure: bool,
+) -> dict[str, Any]:
+    """For a start that is broken off: the checkpoint that was there, and what is known of losses now. Of these the next
+    start may find no trace any more: queues are cut and made again. ``sure`` says that it was the newest."""
+    given = [[*key, *bounds] for key, bounds in units.items()]
+    begun = {"found": [list(bad) for bad in found], "given": given, "sure": sure}
+    return {**state, "clean": False, "durable": durable, "begun": begun}
 
 
 def load_checkpoint(snapshot: Snapshot) -> tuple[dict[str, Any] | None, list[str]]:

@@ -370,8 +370,7 @@ class CommitLog(WrittenLog):
             status = PutStatus.BROKEN
             self.broken(error.__cause__ or error)
             self._disk.run(_close, dropped).add_done_callback(_look)
-        self.end, self.scheduled = group.start, False
-        self.pending = self._sealed = 0
+        self.end, self.scheduled, self.pending, self._sealed = group.start, False, 0, 0
         self._active = first.segment
         self.limit = first.segment.end - BLANK_SIZE
         self._new_group()

@@ -118,13 +118,6 @@ class QueueSteps:
         if end > start and not any(bad.offset <= start and end <= bad.end for bad in self.damage):
             self.damage.append(Bad(start, end, reason))
 
-    def begun(self, state: dict[str, Any], durable: int) -> dict[str, Any]:
-        """For a start that is broken off: the checkpoint that was there, and what is known of losses now. Of these
-        the next start may find no trace any more: queues are cut and made again."""
-        given = [[*key, *bounds] for key, bounds in self.units.items()]
-        found = {"found": self.damage[self.known :], "given": given, "sure": self.all_deletions_known}
-        return {**state, "clean": False, "durable": durable, "begun": found}
-
     def do_without_checkpoint(self, replay: int) -> None:
         """Both generations are lost: the checksum files say ``replay``, up to where the consume queues were synced, and
         their own files how long they are."""

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from aiorocket.config import StoreConfig
 from aiorocket.errors import ProtocolError
 from aiorocket.runtime.disk import Disk, File
-from aiorocket.storage.checkpoint import QueueRows, QueueTable, checkpoint_state, load_checkpoint
+from aiorocket.storage.checkpoint import QueueRows, QueueTable, begun_state, checkpoint_state, load_checkpoint
 from aiorocket.storage.checksums import FORMAT, PAGE, Entries, encode_block, encode_head, load, read_entries, sums_path
 from aiorocket.storage.compaction import sums_that_fit
 from aiorocket.storage.damage import spoiled
@@ -72,16 +72,21 @@ def recover(disk: Disk, directory: str, config: StoreConfig, codes: Codes) -> Re
     steps = LogSteps(disk, directory, config, state, codes)
     steps.all_deletions_known = state is not None and not problems and state.get("begun", {}).get("sure", True)
     steps.find_segments()
+
+    def remember() -> None:
+        if state is not None:
+            found, sure = steps.damage[steps.known :], steps.all_deletions_known
+            snapshot.save(begun_state(state, steps.durable, found, steps.units, sure=sure))
+
     rebuilt = False
     try:
         if state is None and steps.segments:
-            steps.do_without_checkpoint(steps.replay_of_sums())
+            steps.do_without_checkpoint(_replay_of_sums(steps))
         if steps.last_end < steps.durable:
             for key, (first, count) in count_units(disk, steps.queue_directory, steps.deleted, steps.durable).items():
                 earlier = steps.units.get(key, (first, 0))
                 steps.units[key] = min(first, earlier[0]), max(count, earlier[1])
-            if state is not None:
-                snapshot.save(steps.begun(state, steps.durable))
+            remember()
         steps.load_queues()
         steps.scan()
     except QueuesDoNotFitError as error:
@@ -90,8 +95,8 @@ def recover(disk: Disk, directory: str, config: StoreConfig, codes: Codes) -> Re
         steps.forget_queues()
         steps.scan()
     steps.check_newest()
-    if state is not None and len(steps.damage) > steps.known:
-        snapshot.save(steps.begun(state, steps.durable))
+    if len(steps.damage) > steps.known:
+        remember()
     try:
         steps.finish()
         for queue in steps.queues.values():
@@ -208,11 +213,6 @@ class LogSteps(QueueSteps):
             self._entries[base] = read_entries(self.disk, path, base)
         return self._entries[base]
 
-    def replay_of_sums(self) -> int:
-        """Up to where the consume queues were synced, by the newest checksum files."""
-        found = [self.entries(segment.base) for segment in self.segments[-2:]]
-        return max((entries.replay for entries in found if entries is not None), default=0)
-
     @property
     def last_end(self) -> int:
         """Where the last segment ends."""
@@ -325,7 +325,9 @@ class LogSteps(QueueSteps):
             self._close_sums(segment)
             return
         position = self.end - segment.base
-        self._cut_first(segment, position)
+        if not (self.clean and not self.records and _is_zero(self.disk, segment, position)):
+            self.clean = False
+            self.truncated = _cut_behind(self, segment, position)
         covered = self._resume_sums(segment, position)
         if covered < min(self.replay, self.end) - segment.base:
             self._look_through(segment, min(self.replay, self.end))
@@ -334,25 +336,6 @@ class LogSteps(QueueSteps):
             segment.cut(position)  # which reserves the space again
         _cover(segment, file, covered, position, self.end, self.damage)
         segment.sync_sums()
-
-    def _cut_first(self, segment: Segment, position: int) -> None:
-        """The log ends at ``position``. What is behind it goes before its checksums do, which may be all that tells it
-        from good records."""
-        file = self.disk.open(segment.path)
-        try:
-            if self.clean and not self.records and not read_pages(file, position, 8).strip(b"\0"):
-                return
-            self.clean = False
-            _write_again(file, self.durable - segment.base, position)
-            entries = self.entries(segment.base)
-            # What its checksums tell of may be gone without a trace.
-            last = max(last_written(file, position), 0 if entries is None else entries.end)
-            if last > position:
-                self.truncated = last - position
-                file.truncate(position)
-            file.fdatasync()
-        finally:
-            file.close()
 
     def _close_sums(self, segment: Segment) -> None:
         """A process that was killed had filled the last segment and not closed its checksum file, which was read to its
@@ -442,6 +425,38 @@ def _end_of_written(file: File, size: int) -> int:
             return low + len(data)
         size = low
     return 0
+
+
+def _replay_of_sums(steps: LogSteps) -> int:
+    """Up to where the consume queues were synced, by the newest checksum files."""
+    found = [steps.entries(segment.base) for segment in steps.segments[-2:]]
+    return max((entries.replay for entries in found if entries is not None), default=0)
+
+
+def _is_zero(disk: Disk, segment: Segment, position: int) -> bool:
+    """Whether nothing was written right at ``position``."""
+    file = disk.open(segment.path)
+    try:
+        return not read_pages(file, position, 8).strip(b"\0")
+    finally:
+        file.close()
+
+
+def _cut_behind(steps: LogSteps, segment: Segment, position: int) -> int:
+    """The log ends at ``position`` of its last segment. What is behind it goes before its checksums do, which may be
+    all that tells it from good records; how many bytes that is."""
+    file = steps.disk.open(segment.path)
+    try:
+        _write_again(file, steps.durable - segment.base, position)
+        entries = steps.entries(segment.base)
+        # What its checksums tell of may be gone without a trace.
+        last = max(last_written(file, position), 0 if entries is None else entries.end)
+        if last > position:
+            file.truncate(position)
+        file.fdatasync()
+        return max(0, last - position)
+    finally:
+        file.close()
 
 
 def _write_again(file: File, position: int, upto: int) -> None:
