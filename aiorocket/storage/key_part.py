@@ -173,10 +173,17 @@ class Growing:
         return bytes(self.buckets[number % _BUCKETS])
 
 
+def _read_table(file: File) -> bytes | None:
+    """Head and buckets of a file; None when they do not fit their checksum."""
+    data = read_pages(file, 0, _ENTRIES_AT)
+    fits = len(data) == _ENTRIES_AT and crc32(data[:-4]) == int.from_bytes(data[-4:], "big")
+    return data if fits else None
+
+
 def read_head(file: File, name: str) -> Part | None:
     """The part in a file called ``name``; None when it is no good one."""
-    data = read_pages(file, 0, _ENTRIES_AT)
-    if len(data) < _ENTRIES_AT or crc32(data[:-4]) != int.from_bytes(data[-4:], "big"):
+    data = _read_table(file)
+    if data is None:
         return None
     magic, *numbers = _HEAD.unpack_from(data, 0)
     part = Part(*numbers)
@@ -185,15 +192,14 @@ def read_head(file: File, name: str) -> Part | None:
 
 def read_entries(file: File, number: int) -> bytes | None:
     """The entries of the bucket of a hash; None when they do not fit their checksum."""
-    bucket = number % _BUCKETS
-    first = max(0, bucket - 1)
-    rows = read_pages(file, _HEAD.size + first * _ROW.size, (bucket - first + 1) * _ROW.size)
-    if len(rows) < (bucket - first + 1) * _ROW.size:
+    table = _read_table(file)  # zeros in it would be a bucket without entries
+    if table is None:
         return None
-    upto, checksum = _ROW.unpack_from(rows, len(rows) - _ROW.size)
-    start = _ROW.unpack_from(rows, 0)[0] if bucket else 0
-    count = min(max(0, upto - start), file.size() // _ENTRY.size)  # what is damaged may be anything
-    data = read_pages(file, _ENTRIES_AT + start * _ENTRY.size, count * _ENTRY.size)
+    bucket = number % _BUCKETS
+    at = _HEAD.size + bucket * _ROW.size
+    upto, checksum = _ROW.unpack_from(table, at)
+    start = _ROW.unpack_from(table, at - _ROW.size)[0] if bucket else 0
+    data = read_pages(file, _ENTRIES_AT + start * _ENTRY.size, (upto - start) * _ENTRY.size)
     return data if crc32(data) == checksum else None
 
 

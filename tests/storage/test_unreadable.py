@@ -94,6 +94,15 @@ async def test_files_beside_the_log_that_cannot_be_read_are_made_again(what: str
     assert not disk.lost
 
 
+async def test_a_lookup_that_cannot_read_where_a_bucket_is_finds_its_messages() -> None:
+    env, disk = await lossy(17)
+    store = await opened(env, tail_cache=0)
+    path = min(path for path in disk.files if "/index/" in path)
+    disk.lost[path] = [(0, 1 << 15)]  # zeros there would be a bucket without entries
+    assert await find(store) == 17
+    await store.close()
+
+
 async def test_a_page_of_the_log_that_cannot_be_read_takes_no_key_along() -> None:
     env, disk = await lossy(12)
     for path in [path for path in disk.files if "/index/" in path]:
