@@ -80,6 +80,8 @@ def begun_state(
     """For a start that is broken off: the checkpoint that was there, and what is known of losses now. Of these the next
     start may find no trace any more: queues are cut and made again. ``sure`` says that it was the newest."""
     given = [[*key, *bounds] for key, bounds in units.items()]
+    # The log goes on behind all of it, also where the disk can be read again then: in damage nothing is served.
+    durable = max([durable, *(bad.end for bad in found)])
     begun = {"found": [list(bad) for bad in found], "given": given, "sure": sure}
     return {**state, "clean": False, "durable": durable, "begun": begun}
 

@@ -8,11 +8,13 @@ from dataclasses import replace
 
 import pytest
 
+from aiorocket.errors import StoreError
 from aiorocket.runtime.disk import File
 from aiorocket.runtime.env import Env, memory_env
 from aiorocket.runtime.memory_disk import MemoryDisk, MemoryFile
 from aiorocket.storage import MessageStore, Snapshot, StoreBusyError
 from aiorocket.storage.checkup import survey
+from aiorocket.storage.recovery import LogSteps
 from tests.storage.stores import everything, intact, opened, put
 
 LARGE = bytes(12_000)
@@ -101,6 +103,25 @@ async def test_a_lookup_that_cannot_read_where_a_bucket_is_finds_its_messages() 
     disk.lost[path] = [(0, 1 << 15)]  # zeros there would be a bucket without entries
     assert await find(store) == 17
     await store.close()
+
+
+async def test_nothing_is_stored_in_what_a_start_that_failed_took_for_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    env, disk = await lossy(3)
+
+    def fails(steps: LogSteps) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    disk.lost[FIRST] = [(25_000, 25_001)]  # nothing good is behind it: the end of the log
+    with monkeypatch.context() as patched, pytest.raises(StoreError):
+        patched.setattr(LogSteps, "finish", fails)
+        await opened(env)
+    disk.lost.clear()  # somebody found the cable
+    for number in range(3, 6):
+        store = await opened(env, tail_cache=0)
+        await put(store, "T", 0, b"%d|" % number + LARGE)
+        found = intact(store)
+        assert set(range(3, number + 1)) <= set(found), sorted(found)
+        await store.close()
 
 
 async def test_a_page_of_the_log_that_cannot_be_read_takes_no_key_along() -> None:
