@@ -144,7 +144,7 @@ def test_causes_that_differ_in_numbers_are_one_where_they_are_many(spark: SparkS
     said = [
         *(f"order {n} costs {n * 9}.50, not {'9' * n} at 0x{n * 99:x}" for n in range(1, 7)),
         *(f"unknown 3f2504e0-4f89-11d3-9a0c-0305e82c330{n}, deadbeef{n} " + "x" * 200 for n in range(6)),
-        "HTTP 404", "HTTP 500", "HTTP 500", "defaced",
+        "HTTP 404", "HTTP 500", "HTTP 500", "defaced", "wanted " + "1," * 50_000,
     ]  # fmt: skip
     rows = [
         row(n, topic=DLQ, tags="ab"[n % 2], properties={"DLQ_ERROR": "DeadLetter", "DLQ_REASON": text})
@@ -153,7 +153,7 @@ def test_causes_that_differ_in_numbers_are_one_where_they_are_many(spark: SparkS
     found = top_causes(triage(frame(spark, rows), now=at(0)), 9).collect()
     assert sorted((each["cause"], each["letters"]) for each in found) == [
         ("HTTP 404", 1), ("HTTP 500", 2), ("defaced", 1), ("order # costs #, not # at #", 6),
-        ("unknown #, # " + "x" * 187, 6),
+        ("unknown #, # " + "x" * 187, 6), ("wanted " + "1," * 96 + "1", 1),
     ]  # fmt: skip
 
 

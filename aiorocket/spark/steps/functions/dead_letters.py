@@ -41,7 +41,7 @@ AGES = (("hour", 3600), ("day", 86_400), ("week", 7 * 86_400))
 _CAUSE_CHARS = 200
 #: Causes that differ in this only: numbers, addresses, ids. Up to so many of them stay apart (they may be codes).
 _VARIES = (
-    r"(?i)\b(?:0x[0-9a-f]+|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?=[a-f]*\d)[0-9a-f]{8,})\b|\d+(?:[.,]\d+)*"
+    r"(?i)\b(?:0x[0-9a-f]+|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?=[a-f]*\d)[0-9a-f]{8,})\b|\d++(?:[.,]\d++)*+"
 )
 _FEW = 5
 _NUMBER, _ALIKE, _KINDS = "_aiorocket_number", "_aiorocket_alike", "_aiorocket_kinds"
