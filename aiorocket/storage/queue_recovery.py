@@ -364,20 +364,21 @@ def _record(disk: Disk, segments: list[Segment], place: int, size: int) -> Recor
 
 
 def _count_below(disk: Disk, path: str, bases: list[int], upto: int) -> int:
-    """How many units of a queue point below log offset ``upto``; places ascend."""
+    """How many units of a queue point below log offset ``upto``; places ascend, but for pages that were lost."""
     low = bases[0] // UNIT_SIZE
     file = disk.open(f"{path}/{bases[-1]:020d}")
     try:
         high = (bases[-1] + file.size()) // UNIT_SIZE
     finally:
         file.close()
+    middle = high - 1  # the last one first: where all are below, no zeros in front of it end the search
     while low < high:
-        middle = (low + high) // 2
         place, size, _ = _unit(disk, path, middle)
         if place < upto and (place or size):
             low = middle + 1
         else:
             high = middle
+        middle = (low + high) // 2
     # The search ends behind the last unit that it took for one below: a damaged one stands out there.
     places = [_unit(disk, path, index)[0] for index in range(max(bases[0] // UNIT_SIZE, low - 2), low)]
     if places != sorted(places):

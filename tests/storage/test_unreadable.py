@@ -135,6 +135,29 @@ async def test_a_page_of_the_log_that_cannot_be_read_takes_no_key_along() -> Non
     await store.close()
 
 
+@pytest.mark.parametrize("zeros", [False, True])
+async def test_units_lost_in_the_middle_do_not_end_a_queue_that_no_checkpoint_knows(zeros: bool) -> None:
+    disk = LossyDisk()
+    env = replace(memory_env(), disk=disk)
+    store = await opened(env)
+    for number in range(12_000):
+        put(store, "T", 0, b"%d|" % number)
+    for _ in range(1_500):
+        arrived = put(store, "T", 1)
+    await arrived
+    await store.close()
+    del disk.files["/store/checkpoint.a"], disk.files["/store/checkpoint.b"]
+    path, low, high = "/store/consumequeue/T/0/" + "0" * 20, 5 << 15, 6 << 15
+    assert low % 20 == 0  # no unit stands in two pages, which would show
+    if zeros:
+        disk.files[path][low:high] = bytes(high - low)
+    else:
+        disk.lost[path] = [(low, high)]
+    store = await opened(env)
+    assert store.max_offset("T", 0) == 12_000
+    await store.close()
+
+
 async def test_units_that_cannot_be_read_while_the_store_runs_are_made_again() -> None:
     env, disk = await lossy(12)
     store = await opened(env, tail_cache=0)
