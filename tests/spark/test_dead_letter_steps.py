@@ -20,7 +20,7 @@ from aiorocket.client.push.consumer import Consumer
 from aiorocket.errors import UsageError
 from aiorocket.model import OutgoingMessage
 from aiorocket.runtime import run
-from aiorocket.spark.steps.functions.dead_letters import describe, make_readable, top_causes, triage
+from aiorocket.spark.steps.functions.dead_letters import describe, make_readable, select, top_causes, triage
 from aiorocket.spark.steps.functions.replay import _Tally, replay
 from aiorocket.spark.steps.report import Progress
 from aiorocket.testing import Simulation, simulate
@@ -47,6 +47,13 @@ def test_the_cause_is_what_a_consumer_recorded(spark: SparkSession) -> None:
     rows = [row(n, topic=DLQ, properties=properties) for n, (properties, _) in enumerate(recorded)]
     found = describe(frame(spark, rows)).orderBy("queueOffset").select("cause").collect()
     assert [each.cause for each in found] == [cause for _, cause in recorded]
+
+
+@pytest.mark.spark_long
+def test_a_condition_knows_causes_and_does_without_where_an_archive_has_few_columns(spark: SparkSession) -> None:
+    df = frame(spark, [row(n, topic=DLQ, tags="ab"[n], properties={"error": f"no {n}"}) for n in range(2)])
+    for rows, where in ((df, "cause = 'no 1'"), (df, "tags = 'b'"), (df.drop("body", "reconsumeTimes"), "tags = 'b'")):
+        assert [each.queueOffset for each in select(rows, where).collect()] == [1]
 
 
 @pytest.mark.spark_long

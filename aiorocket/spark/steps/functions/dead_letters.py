@@ -31,12 +31,13 @@ from aiorocket_protocol import (
     PROPERTY_RETRY_TOPIC,
 )
 
-__all__ = ("AGES", "CAUSES", "describe", "make_readable", "top_causes", "triage")
+__all__ = ("AGES", "CAUSES", "describe", "make_readable", "select", "top_causes", "triage")
 
 #: Properties in which applications say what went wrong; the first that a message has counts.
 CAUSES = (PROPERTY_DLQ_REASON, "EXCEPTION", "exception", "ERROR", "error", "x-exception-message", PROPERTY_DLQ_ERROR)
 #: Age buckets: name and seconds below which a letter belongs to it. What is older is ``older``.
 AGES = (("hour", 3600), ("day", 86_400), ("week", 7 * 86_400))
+_NEEDED = (*QUEUE, "queueOffset", "properties", "storeTimestamp", "reconsumeTimes", "body", "tags")
 #: A cause is compared and shown up to here: the first line of a stack trace, not all of it.
 _CAUSE_CHARS = 200
 #: Causes that differ in this only: numbers, addresses, ids. Up to so many of them stay apart (they may be codes).
@@ -69,7 +70,7 @@ def _described(
     df: DataFrame, causes: Sequence[str], cause: Column | None, now: datetime | None, body_chars: int
 ) -> DataFrame:
     """``describe``, and in the column ``_ALIKE`` the cause with ``#`` for all that varies."""
-    need(df, "dead letters", *QUEUE, "queueOffset", "properties", "storeTimestamp", "reconsumeTimes", "body", "tags")
+    need(df, "dead letters", *_NEEDED)
     if now is not None and now.tzinfo is None:
         raise UsageError(f"now={now!r}: the time needs a zone, such as datetime.now(UTC)")
     moment = F.current_timestamp() if now is None else F.lit(now)
@@ -91,6 +92,12 @@ def _described(
             "sample": _shown(body_chars),
         }
     )
+
+
+def select(df: DataFrame, where: str) -> DataFrame:
+    """The rows for which ``where`` (SQL) holds: on their columns and those of ``describe``, unless they are rows of an
+    archive with too few columns for it."""
+    return (describe(df) if set(_NEEDED) <= set(df.columns) else df).where(where)
 
 
 def triage(

@@ -20,7 +20,7 @@ from aiorocket.errors import UsageError
 from aiorocket.spark.bridge import call
 from aiorocket.spark.planner import QueueRange
 from aiorocket.spark.steps.fields import QUEUE, need
-from aiorocket.spark.steps.functions.dead_letters import CAUSES, describe, make_readable, triage
+from aiorocket.spark.steps.functions.dead_letters import CAUSES, make_readable, select, triage
 from aiorocket.spark.steps.functions.decode import Decoded, decode
 from aiorocket.spark.steps.functions.dedup import count_duplicates, dedup
 from aiorocket.spark.steps.functions.lag_samples import sample_lag
@@ -391,13 +391,12 @@ def run_replay(
     to: str | None = None,
     on_progress: ProgressCall | None = None,
 ) -> StepReport:
-    """``replay.replay`` of the rows of ``given`` that ``where`` (SQL on the row's columns, and on those of
-    ``dead_letters.describe``, such as ``cause``) selects."""
+    """``replay.replay`` of the rows of ``given`` that ``where`` selects, as ``dead_letters.select`` has it."""
     look_at_letters(given)
     rows = open_rows(spark, given)
     df = rows.read([QueueRange(queue, *each) for queue, each in rows.ranges.items()])
     if where is not None:
-        df = describe(df).where(where)
+        df = select(df, where)
     return replay(
         df, name_server, dry_run=dry_run, confirm=not dry_run, rate=rate, limit=limit, to=to, on_progress=on_progress,
         **_loose(given),
