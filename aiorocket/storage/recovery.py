@@ -360,7 +360,7 @@ class LogSteps(QueueSteps):
             if item.offset >= upto:
                 return
             if isinstance(item, Bad):
-                self.lose(*item)
+                self.lose(item.offset, min(item.end, upto), item.reason)  # the log goes on behind ``upto``
 
     def _resume_sums(self, segment: Segment, position: int) -> int:
         """Take over the checksums of the last segment as far as they cover what stays; how far that is."""

@@ -199,3 +199,15 @@ async def test_the_generation_of_a_state_that_can_be_read_counts() -> None:
     assert value in ({"n": 2}, {"n": 3}) and len(again.problems) == 1
     again.save({"n": 9})
     assert Snapshot(disk, "state").load() == {"n": 9} and not disk.lost
+
+
+async def test_nothing_is_stored_in_damage_that_a_start_without_checksums_finds_last() -> None:
+    env, disk = await lossy(3)
+    disk.unlink(FIRST + ".sums")
+    end = len(bytes(disk.files[FIRST]).rstrip(b"\0"))
+    disk.files[FIRST][end - 5_000] ^= 1
+    store = await opened(env, tail_cache=0)
+    for number in range(3, 5):
+        await put(store, "T", 0, b"%d|" % number)
+    assert sorted(intact(store)) == [0, 1, 3, 4]
+    await store.close()
