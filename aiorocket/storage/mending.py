@@ -154,7 +154,7 @@ class Mending:
             while batch := await self._disk.run(_next, records):
                 for item in batch:
                     if isinstance(item, Bad):
-                        log.found_damage(item)
+                        log.found_damage(item._replace(end=min(item.end, stop)))  # the log grows behind it
                     elif (item.queue_id, item.topic) == (queue.queue_id, queue.topic_bytes):
                         code = code_of(item, self._codes, queue.topic)
                         units[item.queue_offset] = UNIT.pack(item.offset, item.size, code)

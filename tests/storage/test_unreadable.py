@@ -211,3 +211,19 @@ async def test_nothing_is_stored_in_damage_that_a_start_without_checksums_finds_
         await put(store, "T", 0, b"%d|" % number)
     assert sorted(intact(store)) == [0, 1, 3, 4]
     await store.close()
+
+
+async def test_nothing_is_stored_in_damage_that_units_are_made_again_behind() -> None:
+    env, disk = await lossy(3)
+    store = await opened(env, tail_cache=0)
+    end = len(bytes(disk.files[FIRST]).rstrip(b"\0"))
+    disk.files[FIRST][end - 5_000] ^= 1
+    disk.files["/store/consumequeue/T/0/" + "0" * 20][:60] = bytes(60)
+    with pytest.raises(StoreBusyError):
+        everything(store)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    for number in range(3, 5):
+        await put(store, "T", 0, b"%d|" % number)
+    assert sorted(intact(store)) == [0, 1, 3, 4]
+    await store.close()
