@@ -245,13 +245,15 @@ class AccessHandlers:
             raise _RefusedError(f"{name} would have {count} entries: the server's limit is rights={rights}")
 
     def _put(self, account: Account) -> None:
-        self._check(account.name, new := account.count())
         users, most, known = self._limits.users, self._limits.all_rights, self._accounts.get(account.name)
         if known is None and len(self._accounts.names()) >= users:
             raise _RefusedError(f"no more users: the server's limit users={users} is reached")
-        had = 0 if known is None else known.count()
-        if new > had and self._accounts.entries + new - had > most:
-            raise _RefusedError(f"{account.name} gets no more entries: the server's limit all_rights={most} is reached")
+        new, had = account.count(), 0 if known is None else known.count()
+        if new > had:  # who has too many, from before the limit, can still be disabled, and have less
+            self._check(account.name, new)
+            if self._accounts.entries + new - had > most:
+                why = f"{account.name} gets no more entries: the server's limit all_rights={most} is reached"
+                raise _RefusedError(why)
         self._accounts.put(account)
 
 

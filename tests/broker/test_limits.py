@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from aiorocket.access.core.accounts import Accounts
+from aiorocket.access.core.accounts import Account, Accounts
+from aiorocket.access.core.rights import Entry, Rights, parse_resource
 from aiorocket.access.handlers import AccessHandlers
 from aiorocket.broker import Broker
 from aiorocket.broker.core import topics as topic_table
@@ -557,6 +558,20 @@ async def all_rights(count: int) -> str:
     assert "all_rights=6" in await changed_access(codes, 50, accessKey="u0", topicPerms=f"{perms},d=DENY")
     assert await changed_access(codes, 50, accessKey="u0", topicPerms="a=DENY") == "" and accounts.entries == 4
     return said[-1]
+
+
+async def test_a_user_with_more_entries_than_may_be_can_still_be_disabled_and_have_less() -> None:
+    """Of an earlier version's, whose addresses did not count, or from before the limit was lowered."""
+    accounts, codes = access()
+    named = map(parse_resource, ("Topic:a", "Topic:b", "Topic:c"))
+    entries = (Entry(resource, ("Sub",), ("10.0.0.1", "10.0.0.2")) for resource in named if resource)
+    accounts.put(Account("one", "12345678", rights=Rights(tuple(entries))))
+    assert accounts.entries == 9 > SMALL.all_rights > SMALL.rights
+    assert await changed_access(codes, 3002, b'{"userStatus": "disable"}', username="one") == ""
+    assert not accounts.all()[0].enabled
+    perms = ",".join(f"{name}=DENY" for name in "defgh")
+    assert "rights=4" in await changed_access(codes, 50, accessKey="one", topicPerms=perms)
+    assert await changed_access(codes, 3008, subject="User:one", resource="Topic:a") == "" and accounts.entries == 6
 
 
 @attack
