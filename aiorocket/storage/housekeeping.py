@@ -9,7 +9,7 @@ after the last checkpoint, so an idle store does nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 from aiorocket.config import StoreConfig
@@ -223,15 +223,22 @@ class Housekeeping:
     # ---- deleted topics
 
     def remove(
-        self, topic: str, queues: list[ConsumeQueue], tail: TailCache, behind: asyncio.Future[None] | None
+        self, doomed: dict[str, list[ConsumeQueue]], tail: TailCache, behind: asyncio.Future[None] | None
     ) -> asyncio.Future[None]:
-        """Make a deletion durable (the checkpoint no longer knows the topic), then remove its files."""
-        self.deleting[topic] = None
-        self._deleted[topic] = self._log.end
-        self._rows.forget(topic)
-        task = self._loop.create_task(self._remove(topic, queues, tail, behind), name=f"store removes topic {topic}")
+        """Make the deletion of topics durable (one checkpoint no longer knows them), then remove their files."""
+        for topic in doomed:
+            self.deleting[topic] = None
+            self._deleted[topic] = self._log.end
+            self._rows.forget(topic)
+        if not doomed:
+            gone = self._loop.create_future()
+            gone.set_result(None)
+            return gone
+        task = self._loop.create_task(self._remove(doomed, tail, behind), name=f"store removes {_some(doomed)}")
         self._start(task)
-        return asyncio.shield(task)  # whoever gives up waiting does not stop it
+        gone = asyncio.shield(task)  # whoever gives up waiting does not stop it
+        gone.add_done_callback(lambda _: gone.cancelled() or gone.exception())  # _ended tells what nobody waits for
+        return gone
 
     def log_was_cut(self, end: int) -> None:
         """Appends from ``end`` on were taken back: later ones at the same places belong to nothing that was deleted."""
@@ -239,27 +246,38 @@ class Housekeeping:
             self._deleted[topic] = min(upto, end)
 
     async def _remove(
-        self, topic: str, queues: list[ConsumeQueue], tail: TailCache, behind: asyncio.Future[None] | None
+        self, doomed: dict[str, list[ConsumeQueue]], tail: TailCache, behind: asyncio.Future[None] | None
     ) -> None:
         log, directories = self._log, list[str]()
+        failed: OSError | None = None
         try:
-            while queues:
-                for _ in range(min(_A_TURN, len(queues))):
-                    queue = queues.pop()
+            for queues in doomed.values():
+                for queue in queues:
                     tail.forget(queue, queue.cached_first)
                     self.dirty.pop(queue, None)
                     directories.append(queue.directory)
-                await asyncio.sleep(0)
+                    if len(directories) % _A_TURN == 0:
+                        await asyncio.sleep(0)
             if behind is not None:
                 await behind
-            while log.written < self._deleted[topic] and not log.is_broken:  # noqa: ASYNC110 - it is rare, a flush is not
+            while any(log.written < self._deleted[topic] for topic in doomed) and not log.is_broken:  # noqa: ASYNC110 - it is rare, a flush is not
                 await asyncio.sleep(_A_MOMENT)
             await self._checkpoint(clean=False)
             for directory in directories:
                 self._files.forget(directory + "/")
-                await self._disk.run(_remove_files, self._disk, directory)
+                try:
+                    await self._disk.run(_remove_files, self._disk, directory)
+                except OSError as error:
+                    failed = error
+            if failed is not None:
+                raise failed
         finally:
-            del self.deleting[topic]
+            for topic in doomed:
+                del self.deleting[topic]
+
+
+def _some(topics: Collection[str]) -> str:
+    return f"topic {next(iter(topics))}" + (f" and {len(topics) - 1} more" if len(topics) > 1 else "")
 
 
 def _unwritten(queue: ConsumeQueue, count: int) -> tuple[str, int, bytes, int]:

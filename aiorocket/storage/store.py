@@ -476,7 +476,7 @@ class MessageStore:
 
     # ---- deleting
 
-    def delete_topics(self, *topics: str, behind: asyncio.Future[None] | None = None) -> asyncio.Future[list[None]]:
+    def delete_topics(self, *topics: str, behind: asyncio.Future[None] | None = None) -> asyncio.Future[None]:
         """Forget their queues at once; their records stay in the log until their segment goes. A topic made again
         starts at offset 0.
 
@@ -491,7 +491,7 @@ class MessageStore:
             if (queue := queues.pop(key, None)) is not None:
                 queue.deleted = True
                 doomed.setdefault(key[0], []).append(queue)
-        return asyncio.gather(*(self._behind.remove(topic, gone, self._tail, behind) for topic, gone in doomed.items()))
+        return self._behind.remove(doomed, self._tail, behind)
 
 
 def _moved(record: bytes, physical: int) -> bytes:

@@ -601,7 +601,7 @@ async def test_thousands_of_retries_go_some_in_a_turn_and_their_topic_with_the_l
         broker.offsets.commit(f"g{number}", name, 0, 5)
     forgotten: list[tuple[str, ...]] = []
 
-    def delete(*names: str, behind: asyncio.Future[None]) -> asyncio.Future[list[None]]:
+    def delete(*names: str, behind: asyncio.Future[None]) -> asyncio.Future[None]:
         assert not behind.done()
         forgotten.append(names)
         return forget(*names, behind=behind)

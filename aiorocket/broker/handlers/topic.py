@@ -157,7 +157,7 @@ class TopicHandlers:
         await asyncio.gather(*gone)
         return RemotingCommand.response()
 
-    def _forget(self, names: list[str], saved: asyncio.Future[None]) -> asyncio.Future[list[None]]:
+    def _forget(self, names: list[str], saved: asyncio.Future[None]) -> asyncio.Future[None]:
         """Some topics, with one look at every table. Begins before anything is waited for, name servers above all: what
         others store in a new topic of such a name is not to go with the old one."""
         for topic in filter(None, map(self._topics.get, names)):
