@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from aiorocket.broker.core.pops import PopTable, QueueKey
+from aiorocket.broker.core.pops import Pop, PopTable, QueueKey
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.pop_log import PopLog
 from aiorocket.broker.revive import PopRevival
@@ -223,3 +223,31 @@ def test_records_that_were_refused_are_stored_in_turns() -> None:
     records.append(b"{}", None, None)
     log.sync(2_000)
     assert [json.loads(record).get("ol") for record in log.records] == [*([at] for at in range(1_000)), None]
+
+
+def test_a_pop_that_was_asked_for_again_and_again_while_the_disk_filled_up_is_recorded_in_little_time() -> None:
+    """In order, by the same attempt: 400 such pops, none of which came to the disk, held the loop for 5 s."""
+    table, log, looked = PopTable(), Log([]), [0]
+    env: Any = SimpleNamespace(call_soon=lambda *_: None, wall_ms=lambda: 0)
+    store: Any = log
+
+    class Olds(list[Pop]):
+        def __iter__(self) -> Iterator[Pop]:
+            for one in super().__iter__():
+                looked[0] += 1
+                yield one
+
+    records = PopLog(env, env, store, RECORDS, table, lambda: None)
+    for number in range(100):
+        pop = table.take(
+            KEYS[0], list(range(32)), 32, pop_time=number, invisible_ms=60_000, now=0.0, in_order=True, attempt="a"
+        )
+        records.append(table.encode_pop(pop), pop, None)
+        pop.olds = Olds(pop.olds)
+    log.fail()
+    looked[0] = 0
+    records.append(b"{}", None, None)
+    assert len(log.waiting) == 101 and looked[0] <= 100 * 100 * 2
+    log.sync(101)
+    assert [len(json.loads(record).get("ol", ())) for record in log.records] == [32] * 100 + [0]
+    assert table.begin() == 99 and len(table._recorded) == 1

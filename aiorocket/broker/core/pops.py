@@ -31,13 +31,7 @@ from typing import Any
 
 from aiorocket.broker.core.pop_records import QueueKey, encode_record, members_of
 
-__all__ = (
-    "MAX_INVISIBLE_MS",
-    "MAX_IN_QUEUE",
-    "Pop",
-    "PopTable",
-    "QueueKey",
-)
+__all__ = ("MAX_INVISIBLE_MS", "MAX_IN_QUEUE", "Pop", "PopTable", "QueueKey")
 
 #: Messages of one queue that one group may have out (popInflightMessageThreshold); more wait there.
 MAX_IN_QUEUE = 10_000
@@ -347,7 +341,8 @@ class PopTable:
         queue = self._queues.get(pop.key)
         out, next_offset = list[int](), -1
         if queue is not None:
-            out = [offset for offset in pop.offsets if _is_of(pop, queue.out.get(offset), late)]
+            ours = {one for one in set(map(queue.out.get, pop.offsets)) if one is pop or (late and pop in _before(one))}
+            out = [offset for offset in pop.offsets if queue.out.get(offset) in ours]
             next_offset = pop.next if late else queue.next
         members: dict[str, Any] = {**members_of(pop.key), "ol": out, "nx": next_offset}
         members.update(pt=pop.pop_time, it=pop.invisible_ms)
@@ -483,11 +478,11 @@ class PopTable:
                 one.olds = []
 
 
-def _is_of(pop: Pop, current: Pop | None, late: bool) -> bool:
-    """Whether a message that is out in ``current`` is out in ``pop``, or with ``late`` was, before what took it from
-    there, which is not on record."""
-    before = [] if current is None else [current]
-    if late:
-        for one in before:
-            before += [old for old in one.olds if old not in before]
-    return pop in before
+def _before(pop: Pop | None) -> dict[Pop, None]:
+    """``pop``, and where what is out in it was before, as far as what took it from there is not on record."""
+    before = {} if pop is None else {pop: None}
+    ones = list(before)
+    for one in ones:
+        ones += [old for old in one.olds if old not in before]
+        before.update(dict.fromkeys(one.olds))
+    return before
