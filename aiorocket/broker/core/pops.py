@@ -457,7 +457,8 @@ class PopTable:
     def _leave(self, pop: Pop) -> None:
         self.count -= 1
         pop.left -= 1
-        self._end(pop)
+        if not pop.left:
+            self._end(pop)
 
     def _replaces(self, pop: Pop, old: Pop) -> None:
         """``pop`` takes messages from ``old``."""
@@ -472,10 +473,11 @@ class PopTable:
             if not one.left and not one.changing:
                 if one.logged is not None:
                     self._recorded.pop(one.logged, None)
-                for old in one.olds:
-                    old.changing -= 1
-                ended += one.olds
-                one.olds = []
+                if one.olds:
+                    for old in one.olds:
+                        old.changing -= 1
+                    ended += one.olds
+                    one.olds = []
 
 
 def _before(pop: Pop | None) -> dict[Pop, None]:
