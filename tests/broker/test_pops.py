@@ -42,6 +42,28 @@ def test_the_offset_of_the_group_is_the_oldest_that_is_out() -> None:
     assert table.count == 0 and table.next_offset(KEY, 6) == 6 and table.next_due() is None
 
 
+def test_of_pops_that_were_acknowledged_in_time_few_are_passed_over_in_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 500,000 it took a second, when the first of them would have been due."""
+    table, passed, heappop = PopTable(), [0], pops.heappop
+
+    def counted(heap: list[tuple[float, int, pops.Pop]]) -> tuple[float, int, pops.Pop]:
+        passed[-1] += 1
+        return heappop(heap)
+
+    monkeypatch.setattr(pops, "heappop", counted)
+    for offset in range(5_000):
+        take(table, [offset])
+    last = take(table, [5_000], invisible=600)
+    for offset in range(5_000):
+        table.acknowledge(KEY, offset, 1000)
+    while not (found := table.take_due(1.6, 1)):
+        due = table.next_due()
+        assert due is not None and due <= 1.6
+        passed.append(0)
+    assert found == [(last, [5_000])] and table.next_due() is None
+    assert sum(passed) == 5_001 and max(passed) <= 2 * pops._PASSED
+
+
 def test_a_change_that_is_not_on_record_did_not_happen() -> None:
     table = PopTable()
     pop = take(table, [0, 1])

@@ -39,6 +39,8 @@ MAX_IN_QUEUE = 10_000
 MAX_INVISIBLE_MS = 12 * 3600 * 1000
 #: A record further behind than this many, and than four for each pop that is out, is written anew.
 FAR_BEHIND = 10_000
+#: Pops that nothing is left of, passed over by a look for what is due: a millisecond.
+_PASSED = 1_000
 #: When something is due that has been due, and waits for who pops in order.
 _WAITS = float("-inf")
 
@@ -286,7 +288,10 @@ class PopTable:
     # ---- deadlines
 
     def next_due(self) -> float | None:
-        while self._due and not self._due[0][2].left:
+        """When to look for what is due; that may be earlier than anything is where many were acknowledged in time."""
+        for _ in range(_PASSED):
+            if not self._due or self._due[0][2].left:
+                break
             heappop(self._due)
         return self._due[0][0] if self._due else None
 
@@ -295,7 +300,10 @@ class PopTable:
         ends that for an offset, ``give_back`` for the rest."""
         found: list[tuple[Pop, list[int]]] = []
         while len(found) < most and (due := self.next_due()) is not None and due <= now:
-            pop = heappop(self._due)[2]
+            pop = self._due[0][2]
+            if not pop.left:
+                break  # the next look passes over more of them
+            heappop(self._due)
             out = self._queues[pop.key].out
             pop.taken = True
             found.append((pop, [offset for offset in pop.offsets if out.get(offset) is pop]))
