@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from aiorocket.broker.core.pops import Pop, PopTable
@@ -45,6 +45,8 @@ class PopLog:
         #: What the store did not take: pops, and records of what begins anew or is deleted, with their numbers.
         self._missing: list[tuple[int, Pop | bytes]] = []
         self._number = 0
+        #: When there are so many, those of which nothing is left are dropped.
+        self._look_at = 1024
         #: Enough of these were stored in this turn.
         self._paused = False
 
@@ -123,11 +125,11 @@ class PopLog:
     def _keep(self, number: int, one: Pop | bytes | None) -> None:
         if one is None:
             return
-        if len(self._missing) % 1024 == 1023:  # of what was acknowledged meanwhile nothing is to be recorded
-            self._missing = [
+        if len(self._missing) >= self._look_at:  # of what was acknowledged meanwhile nothing is to be recorded
+            self._missing = sorted(
                 each for each in self._missing if isinstance(each[1], bytes) or each[1].left or each[1].changing
-            ]
-            heapify(self._missing)
+            )
+            self._look_at = 1024 + 2 * len(self._missing)
         if isinstance(one, Pop):
             one.missing = True
         heappush(self._missing, (number, one))

@@ -251,3 +251,32 @@ def test_a_pop_that_was_asked_for_again_and_again_while_the_disk_filled_up_is_re
     log.sync(101)
     assert [len(json.loads(record).get("ol", ())) for record in log.records] == [32] * 100 + [0]
     assert table.begin() == 99 and len(table._recorded) == 1
+
+
+def test_of_records_that_were_refused_few_are_looked_at_each_time() -> None:
+    """With 500,000 of them one acknowledgement after another held a full broker for 0.1 s."""
+    looked = [0]
+
+    class Looked(Pop):
+        __slots__ = ()
+
+        @property
+        def left(self) -> int:
+            looked[0] += 1
+            return 1
+
+        @left.setter
+        def left(self, left: int) -> None: ...
+
+    log = Log([])
+    env: Any = SimpleNamespace(call_soon=lambda *_: None, wall_ms=lambda: 0)
+    store: Any = log
+    records = PopLog(env, env, store, RECORDS, PopTable(), lambda: None)
+    log.refuses = True
+    for number in range(4_096):
+        with pytest.raises(StoreBusyError):
+            records.append(b"{}", Looked(KEYS[0], [number], 1, 60_000, 0.0, False, ""), None)
+    for _ in range(100):
+        with pytest.raises(StoreBusyError):
+            records.append(b"{}", None, None)
+    assert len(records._missing) == 4_096 and looked[0] <= 3 * 4_096
