@@ -217,7 +217,7 @@ class PopLooks:
             again = table.again(key)
             low = self._store.min_offset(key.topic, key.queue_id)
             if again is not None and again[0] < low:
-                self._revival.gone(key, low)
+                self._rounds.spend(_A_BEGIN * self._revival.gone(key, low))
                 return 1
             if again is not None:
                 offset, count = again[0], min(again[1], count)

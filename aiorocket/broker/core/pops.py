@@ -26,7 +26,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Container, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Any
 
 from aiorocket.broker.core.pop_records import QueueKey, encode_record, members_of
@@ -167,11 +167,12 @@ class PopTable:
             last += 1
         return first, last - first + 1
 
-    def below(self, key: QueueKey, offset: int) -> dict[Pop, list[int]]:
-        """What is out below ``offset``, by the pops it is out in."""
+    def below(self, key: QueueKey, offset: int, most: int) -> dict[Pop, list[int]]:
+        """What is out below ``offset``, the first ``most``, by the pops it is out in."""
         queue = self._queues.get(key)
         found: dict[Pop, list[int]] = {}
-        for at, pop in takewhile(lambda entry: entry[0] < offset, queue.out.items() if queue is not None else ()):
+        entries = islice(queue.out.items() if queue is not None else (), most)
+        for at, pop in takewhile(lambda entry: entry[0] < offset, entries):
             found.setdefault(pop, []).append(at)
         return found
 
