@@ -94,7 +94,7 @@ class Log:
 class Walk:
     """A broker's pops, and steps that are drawn."""
 
-    def __init__(self, seed: int, in_order: bool) -> None:
+    def __init__(self, seed: int, in_order: bool | None) -> None:
         self.draw = random.Random(seed)
         self.in_order = in_order
         self.now = 1000.0
@@ -115,8 +115,11 @@ class Walk:
 
     def pop(self, key: QueueKey) -> None:
         table, offsets = self.revival.table, self.tables.offsets
+        in_order = self.draw.random() < 0.5 if self.in_order is None else self.in_order
+        if not in_order:
+            self.revival.unordered(key)
         first, count = table.next_offset(key, offsets.query(*key[1::-1], 0) or 0), self.draw.randint(1, 3)
-        if self.in_order:
+        if in_order:
             if table.is_blocked(key, "", self.now):
                 return
             if (again := table.again(key)) is not None:
@@ -125,7 +128,7 @@ class Walk:
         invisible = self.draw.choice([1, 1000, 20_000])
         pop = table.take(
             key, some, some[-1] + 1, pop_time=round(self.now * 1000), invisible_ms=invisible, now=self.now,
-            in_order=self.in_order,
+            in_order=in_order,
         )  # fmt: skip
         self.given[key] = max(self.given[key], some[-1] + 1)
         offsets.commit(key.group, key.topic, 0, table.first_out(key) or 0)
@@ -187,9 +190,9 @@ class Walk:
         return lost
 
 
-@pytest.mark.parametrize("in_order", [False, True])
+@pytest.mark.parametrize("in_order", [False, True, None], ids=["no order", "order", "both"])
 @pytest.mark.seeds(100)
-async def test_no_message_is_passed_over(seed: int, in_order: bool) -> None:
+async def test_no_message_is_passed_over(seed: int, in_order: bool | None) -> None:
     for number in range(8):
         walk = Walk(8 * seed + number, in_order)
         await walk.revival.start()
@@ -197,6 +200,24 @@ async def test_no_message_is_passed_over(seed: int, in_order: bool) -> None:
             walk.step()
             if walk.draw.random() < 0.3:
                 assert await walk.passed_over() == []
+
+
+def test_what_was_popped_again_in_order_is_on_record_before_what_was_popped_in_none_meanwhile() -> None:
+    table, log = PopTable(), Log([])
+    env: Any = SimpleNamespace(call_soon=lambda *_: None, wall_ms=lambda: 0)
+    store: Any = log
+    records = PopLog(env, env, store, RECORDS, table, lambda: None)
+    log.refuses = True
+    for number, (offset, in_order) in enumerate([(0, True), (1, False), (0, True)]):
+        pop = table.take(
+            KEYS[0], [offset], offset + 1, pop_time=number, invisible_ms=1, now=float(number), in_order=in_order
+        )
+        with pytest.raises(StoreBusyError):
+            records.append(table.encode_pop(pop), pop, None)
+    log.refuses = False
+    records.append(b"{}", None, None)
+    log.sync(9)
+    assert [json.loads(record).get("ol") for record in log.records] == [[0], [1], [0], None]
 
 
 def test_records_that_were_refused_are_stored_in_turns() -> None:

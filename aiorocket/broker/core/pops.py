@@ -220,8 +220,9 @@ class PopTable:
                     self._replaces(pop, old)
         self._put(pop, next_offset)
         for old in pop.olds[:]:
-            # Nothing is left of it, and no record: on a full disk these would become more each time.
-            if old.missing and old.logged is None and not old.left and old.changing == 1:
+            # Nothing is left of it, and no record: on a full disk these would become more each time. Not where the
+            # group went on since: records of that come before ours, and would pass over what this one had.
+            if old.missing and old.logged is None and not old.left and old.changing == 1 and old.next == pop.next:
                 pop.olds.remove(old)
                 old.changing = 0
                 for older in old.olds:
