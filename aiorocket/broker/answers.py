@@ -21,10 +21,7 @@ from aiorocket_protocol import (
     encode_body,
 )
 
-__all__ = (
-    "keyed", "keyed_pair", "plain_body", "put_refusal", "refuse", "store_refusal", "tell_gone",
-    "unknown_topic",
-)  # fmt: skip
+__all__ = ("keyed", "keyed_pair", "plain_body", "put_refusal", "refuse", "store_refusal", "tell_gone", "unknown_topic")
 
 
 def refuse(refusal: Refusal) -> RemotingCommand:
