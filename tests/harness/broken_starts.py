@@ -152,6 +152,8 @@ def run(first: int, places: int) -> int:
         except Exception as error:  # noqa: BLE001 - each is a finding; the next place shall have its turn
             failed += 1
             print(f"place {place}: {_two(all_images, place)}: {type(error).__name__}: {error}", flush=True)
+        if (done := place - first + 1) % 500 == 0 and done < places:
+            print(f"{done} of {places} places, {failed} findings", flush=True)
     print(f"{places} places, {failed} findings")
     return failed
 
