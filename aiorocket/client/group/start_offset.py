@@ -24,7 +24,9 @@ async def start_offset(member: Member, store: OffsetStore, queue: Queue) -> Star
     knows where to begin is left alone until the next round."""
     offset = await store.read(queue)
     if offset >= 0:
-        return Start(offset, True)
+        # A 0 may be what brokers tell a group without an offset while the queue is young. It is written down, so that
+        # it holds when the queue is old and nothing was processed yet.
+        return Start(offset, offset > 0)
     address, call = member.address(queue), member.session.call
     topic, queue_id = queue.topic, queue.queue_id
     start = member.starts.get(topic, StartFrom("last"))
@@ -36,9 +38,9 @@ async def start_offset(member: Member, store: OffsetStore, queue: Queue) -> Star
             answer = await call(address, RequestCode.GET_MAX_OFFSET, GetMaxOffsetRequestHeader(topic, queue_id))
             offset = answer.read(GetMaxOffsetResponseHeader).offset
             # A first message that came between the two questions is not passed over: brokers begin a young queue at 0,
-            # but those since 5.0 not an empty one.
+            # but Apache's since 5.0 not an empty one.
             if offset > 0 and (known := await store.read(queue)) >= 0:
-                return Start(known, True)
+                return Start(known, known > 0)
         case Ask.TIME:
             header = SearchOffsetRequestHeader(topic, queue_id, start.millis)
             answer = await call(address, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
