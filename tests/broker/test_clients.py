@@ -101,10 +101,12 @@ async def test_tag_subscriptions_are_always_fine_unknown_types_are_not(peer: Pee
 
 async def test_a_group_without_offset_starts_a_young_topic_at_0(peer: Peer) -> None:
     await peer.create_topic("T", 1)
-    assert await peer.committed("g", "T") is None  # nothing there yet: 22
-    await peer.send()
-    assert await peer.committed("g", "T") == 0  # a young topic
-    assert await peer.committed("g", "T", set_zero_if_not_found=False) is None
+    for _ in range(2):
+        # Of an empty queue too, or what is sent before the client has asked where it ends would be passed over.
+        assert await peer.committed("g", "T") == 0
+        assert await peer.committed("g", "T", set_zero_if_not_found=False) is None
+        await peer.send()
+    assert await peer.committed("g", "Unknown") is None
 
 
 async def test_commits_are_stored_ignored_or_refused(peer: Peer) -> None:

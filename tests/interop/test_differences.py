@@ -231,6 +231,7 @@ CASES = (
     Case("15 unknown topic", {"consumerGroup": "diff", "commitOffset": 1, **queue(topic="Unknown")}),
     Case("14 known", {"consumerGroup": "diff", **queue()}),
     Case("14 young queue", {"consumerGroup": "newcomer", **queue()}),
+    Case("14 empty queue", {"consumerGroup": "newcomer", **queue(queueId=1)}),
     Case("14 unknown topic", {"consumerGroup": "diff", **queue(topic="Unknown")}),
     Case("29", queue(timestamp=0)),
     Case("29 unknown topic", queue(topic="Unknown", timestamp=0)),

@@ -81,7 +81,8 @@ class OffsetHandlers:
 
     def query(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 14. A group without an offset starts a young topic at 0: whoever subscribed before the first message
-        was sent must not miss it, however late its first query comes."""
+        was sent must not miss it, however late its first query comes. An empty queue is the youngest (4.9 says so too;
+        5.x says 22): clients that are told 22 ask where the queue ends, and what comes in between they would miss."""
         header = command.read(QueryConsumerOffsetRequestHeader)
         topic, queue_id = header.topic, header.queue_id
         offset = self._offsets.query(header.consumer_group, topic, queue_id)
@@ -92,9 +93,9 @@ class OffsetHandlers:
         store = self._store
         young = (
             header.set_zero_if_not_found is not False
+            and topic in self._topics
             and store.min_offset(topic, queue_id) <= 0
-            and store.max_offset(topic, queue_id) > 0
-            and store.is_in_memory(topic, queue_id, 0)
+            and (store.max_offset(topic, queue_id) == 0 or store.is_in_memory(topic, queue_id, 0))
         )
         if young:
             return RemotingCommand.response(header=QueryConsumerOffsetResponseHeader(0))
