@@ -188,8 +188,7 @@ class PopLooks:
             return offset
         store = self._store
         low, high = store.min_offset(key.topic, key.queue_id), store.max_offset(key.topic, key.queue_id)
-        young = low <= 0 and (high <= 0 or store.is_in_memory(key.topic, key.queue_id, 0))
-        oldest = init_mode == INIT_MIN or key.topic.startswith(RETRY_PREFIX) or young
+        oldest = init_mode == INIT_MIN or key.topic.startswith(RETRY_PREFIX) or store.is_young(key.topic, key.queue_id)
         offset = low if oldest else max(0, high - 1)  # the newest message is popped, as at Apache's
         if first:
             self._revival.begins(key, offset)

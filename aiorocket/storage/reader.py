@@ -416,10 +416,13 @@ class Reader:
             return low - 1 if low > queue.min_offset else 0
         return low
 
-    def is_in_memory(self, topic: str, queue_id: int, offset: int) -> bool:
-        """See MessageStore.is_in_memory."""
-        found = self.entries(topic, queue_id, offset, 1)
-        return bool(found) and self._log.written - found[0][0] <= YOUNG_BYTES
+    def is_young(self, topic: str, queue_id: int) -> bool:
+        """See MessageStore.is_young."""
+        queue = self._queues.get((topic, queue_id))
+        if queue is None or queue.max_offset == 0:
+            return True
+        first = self.entries(topic, queue_id, 0, 1)
+        return bool(first) and self._log.written - first[0][0] <= YOUNG_BYTES
 
     def ends(self) -> dict[str, int]:
         """See MessageStore.ends."""

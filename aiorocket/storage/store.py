@@ -443,9 +443,10 @@ class MessageStore:
         """Store timestamp (ms) of one message, None when there is none at ``offset``."""
         return self._reader.store_time(topic, queue_id, offset)
 
-    def is_in_memory(self, topic: str, queue_id: int, offset: int) -> bool:
-        """Whether a message is young: close enough to the end of the log that it may still be in the page cache."""
-        return self._reader.is_in_memory(topic, queue_id, offset)
+    def is_young(self, topic: str, queue_id: int) -> bool:
+        """Whether a group without an offset begins the queue at 0: nothing was ever written to it, or its first message
+        is close enough to the end of the log that it may still be in the page cache."""
+        return self._reader.is_young(topic, queue_id)
 
     def ends(self) -> dict[str, int]:
         """Topic → the sum of where its queues end: how many messages it was ever given."""

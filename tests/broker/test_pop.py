@@ -825,7 +825,7 @@ def _record(log: bytearray, units: bytearray, at: int) -> bytes:
 
 def test_a_group_that_began_at_the_end_loses_nothing_to_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
     """It found nothing for it, and so there is no pop that tells where it was."""
-    monkeypatch.setattr(MessageStore, "is_in_memory", lambda *_: False)  # else it would begin at the oldest message
+    monkeypatch.setattr(MessageStore, "is_young", lambda *_: False)  # else it would begin at the oldest message
 
     async def main(sim: Simulation) -> None:
         disk = sim.disk()

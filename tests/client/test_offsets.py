@@ -200,7 +200,7 @@ def test_an_old_topic_is_read_from_where_the_group_says(monkeypatch: pytest.Monk
         for number in range(3, 5):
             await sender.send("t", str(number))
         store = cluster.brokers[0].broker.store
-        monkeypatch.setattr(store, "is_in_memory", lambda *_: False)
+        monkeypatch.setattr(store, "is_young", lambda *_: False)
         assert await _bodies(cluster, "last", start_from="last") == []
         assert await _bodies(cluster, "first", start_from="first") == ["0", "1", "2", "3", "4"]
         assert await _bodies(cluster, "time", start_from=moment) == ["3", "4"]
@@ -234,7 +234,7 @@ def test_a_groups_own_retries_are_read_whatever_it_wants(monkeypatch: pytest.Mon
         # The retry came into the retry topic while nobody looked, and the broker has no offset of it.
         offsets = cluster.brokers[0].broker.offsets
         assert offsets.query("g", "%RETRY%g", 0) in (None, 0)
-        monkeypatch.setattr(cluster.brokers[0].broker.store, "is_in_memory", lambda *_: False)
+        monkeypatch.setattr(cluster.brokers[0].broker.store, "is_young", lambda *_: False)
         assert await _bodies(cluster, "g", start_from="last") == ["a"]
 
     run(scenario)

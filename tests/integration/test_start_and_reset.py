@@ -47,7 +47,7 @@ def member(mq: Embedded, seen: list[str], group: str = "billing", **options: Any
 
 def aged(mq: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the broker take its topics for old ones: with their first messages no longer in memory."""
-    monkeypatch.setattr(mq.broker.store, "is_in_memory", lambda *_: False)
+    monkeypatch.setattr(mq.broker.store, "is_young", lambda *_: False)
 
 
 async def reset(mq: Embedded, stamp: int, group: str = "billing", **changes: Any) -> None:

@@ -41,7 +41,7 @@ def test_a_group_that_begins_at_the_end_keeps_what_comes_from_then_on(
             for number in range(40):
                 await sender.send("t", f"old{number}")
             # An old topic: the broker has its first messages on disk only.
-            monkeypatch.setattr(MessageStore, "is_in_memory", lambda *_: False)
+            monkeypatch.setattr(MessageStore, "is_young", lambda *_: False)
             unwilling(cluster.brokers[0])
             first = await cluster.consumer("g", "t", hang, start_from="last")
             while len(first.held("t")) < 4:
@@ -76,7 +76,7 @@ def test_where_a_group_began_in_a_young_queue_holds_when_the_queue_is_old(monkey
             await sender.send("t", "first")
             await asyncio.sleep(11)  # offsets have been flushed
             first.kill(power_cut=True)
-            monkeypatch.setattr(MessageStore, "is_in_memory", lambda *_: False)
+            monkeypatch.setattr(MessageStore, "is_young", lambda *_: False)
             await cluster.consumer("g", "t", start_from="last")
             await cluster.settled({"g": ["t"]})
         assert {event.key for event in cluster.history.of("finished")} == {"first"}
@@ -98,7 +98,7 @@ def test_every_beginning_is_found_whatever_fails_at_first(seed: int, monkeypatch
             await asyncio.sleep(10)
             for number in range(30):
                 await sender.send("t", f"young{number}")
-            monkeypatch.setattr(MessageStore, "is_in_memory", lambda *_: False)
+            monkeypatch.setattr(MessageStore, "is_young", lambda *_: False)
             for group, start in (("first", "first"), ("timed", moment), ("last", "last")):
                 unwilling(broker)
                 for _ in range(2):

@@ -253,11 +253,14 @@ async def test_ipv6_hosts() -> None:
     await store.close()
 
 
-async def test_a_young_message_counts_as_in_memory() -> None:
+async def test_a_queue_is_young_until_its_first_message_is_far_from_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     store = await opened()
-    assert not store.is_in_memory("T", 0, 0)
+    assert store.is_young("T", 0)
     await put(store)
-    assert store.is_in_memory("T", 0, 0) and not store.is_in_memory("T", 0, 1)
+    monkeypatch.setattr("aiorocket.storage.reader.YOUNG_BYTES", store.max_physical)
+    assert store.is_young("T", 0)
+    await put(store, queue_id=1)
+    assert not store.is_young("T", 0) and store.is_young("T", 1) and store.is_young("T", 2)
     await store.close()
 
 
@@ -369,7 +372,7 @@ async def test_a_deleted_topic_is_gone_and_starts_again_at_zero() -> None:
 
 async def test_topics_that_are_deleted_together_are_so_by_one_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     """1,000 took 1,000, in all 40 s with 3,000 other queues, and of as many retry topics their own was the last."""
-    store = await opened()
+    store = await opened(checkpoint_interval=3600)
     await asyncio.gather(*[put(store, f"t{number}") for number in range(50)], put(store, "kept"))
     saved, save = list[bool](), store._behind._checkpoint
 

@@ -90,14 +90,8 @@ class OffsetHandlers:
             if self._offsets.resets:
                 self._offsets.tell_reset(header.consumer_group, topic, queue_id, connection)
             return RemotingCommand.response(header=QueryConsumerOffsetResponseHeader(offset))
-        store = self._store
-        young = (
-            header.set_zero_if_not_found is not False
-            and topic in self._topics
-            and store.min_offset(topic, queue_id) <= 0
-            and (store.max_offset(topic, queue_id) == 0 or store.is_in_memory(topic, queue_id, 0))
-        )
-        if young:
+        zero = header.set_zero_if_not_found is not False and topic in self._topics
+        if zero and self._store.is_young(topic, queue_id):
             return RemotingCommand.response(header=QueryConsumerOffsetResponseHeader(0))
         return RemotingCommand.response(
             ResponseCode.QUERY_NOT_FOUND, remark="Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
