@@ -124,8 +124,7 @@ class ProcessorTable:
             self._answer(connection, request, RemotingCommand.response(ResponseCode.SYSTEM_BUSY, remark=busy))
             return
         task = connection.tasks.start(self._await(connection, request, awaitable), name=f"request-{request.code}")
-        if size:
-            task.add_done_callback(lambda _: self.awaited.end(connection, size))
+        task.add_done_callback(lambda _: self.awaited.end(connection, size))
         if alone:
             # Here, for few need it: it counts as all that may be begun, and Connection looks at that anyway.
             connection._in_flight += (most := connection.config.max_in_flight)

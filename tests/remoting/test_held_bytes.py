@@ -104,7 +104,7 @@ def test_requests_that_wait_for_somebody_are_bounded_and_the_rest_is_told_so() -
         links = [await client.connect(service.server.address) for client in clients]
 
         def ask(link: Connection, count: int) -> list[asyncio.Future[RemotingCommand]]:
-            # With its head, which counts, one is some bytes below 100,000.
+            # With its head and what waits for it, which count, one is some bytes below 102,000.
             requests = [
                 RemotingCommand.request(13, body=bytes(49_900), ext={"k": "v" * 50_000}),
                 RemotingCommand.request(13, body=bytes(99_900)),
@@ -114,13 +114,13 @@ def test_requests_that_wait_for_somebody_are_bounded_and_the_rest_is_told_so() -
         first = ask(links[0], 5)
         await asyncio.sleep(1)
         assert [future.done() for future in first] == [False, False, True, True, True]
-        assert 199_000 < awaited.total < 200_000
+        assert 203_000 < awaited.total < 204_000
         busy = first[4].result()
-        assert busy.code == 2 and "max_in_flight_bytes=1000000" in (busy.remark or "")
+        assert busy.code == 2 and "max_in_flight_bytes=1020000" in (busy.remark or "")
         assert (busy.remark or "").startswith("[OVERLOAD]system busy, start flow control for a while")
         others = [future for link in links[1:] for future in ask(link, 2)]
         await asyncio.sleep(1)
-        assert 990_000 < awaited.total < 1_000_000 and sum(future.done() for future in others) == 2
+        assert 1_010_000 < awaited.total < 1_020_000 and sum(future.done() for future in others) == 2
         await clients[1].close()  # its requests are worked off all the same
         go.set()
         await asyncio.sleep(1)
@@ -128,5 +128,33 @@ def test_requests_that_wait_for_somebody_are_bounded_and_the_rest_is_told_so() -
         assert {type(future.exception()) for future in others} == {type(None), ConnectionLostError}
         for client in clients:
             await client.close()
+
+    served(scenario, max_in_flight_bytes=1_020_000)
+
+
+def test_requests_of_a_few_bytes_that_wait_are_bounded_too() -> None:
+    """One-way ones are not in flight, and nobody waits for their end: 300,000 of 19 bytes kept 100,000 tasks."""
+
+    async def scenario(service: Served) -> None:
+        go = asyncio.Event()
+        begun = 0
+
+        async def wait(connection: Connection, request: RemotingCommand) -> RemotingCommand:
+            nonlocal begun
+            begun += 1
+            await go.wait()
+            return RemotingCommand.response(0)
+
+        service.server.processors.add(13, wait)
+        link = await service.client.connect(service.server.address)
+        for _ in range(1000):
+            link.oneway(RemotingCommand.request(13))
+        await asyncio.sleep(1)
+        assert 100 < begun < 150 and len(service.server.connections[0].tasks) == begun
+        busy = await link.request(RemotingCommand.request(13), 60.0)
+        assert busy.code == 2 and "max_in_flight_bytes=1000000" in (busy.remark or "")
+        go.set()
+        await asyncio.sleep(1)
+        assert service.server.processors.awaited.total == 0
 
     served(scenario, max_in_flight_bytes=1_000_000)
