@@ -83,6 +83,22 @@ def test_a_request_gets_its_reply() -> None:
     run(scenario)
 
 
+def test_a_request_behind_a_stop_that_was_cancelled_ends() -> None:
+    """A stop waits for it; what was cancelled instead forgot the request's deadline, and it waited for ever."""
+
+    async def scenario(cluster: FakeCluster, producer: Producer) -> None:
+        asking = asyncio.ensure_future(producer.request("t", b"ping", timeout=60))
+        await asyncio.sleep(1)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await producer.stop()
+        async with asyncio.timeout(120):
+            with pytest.raises(RequestTimeoutError, match="its producer stopped before a reply"):
+                await asking
+
+    run(scenario)
+
+
 def test_many_requests_each_get_their_own() -> None:
     async def scenario(cluster: FakeCluster, producer: Producer) -> None:
         (broker,) = cluster.brokers

@@ -49,6 +49,8 @@ _HEX: Final = frozenset("0123456789ABCDEF")
 #: How long a request waits at most until the other brokers of its topic know the requester: a replier may answer
 #: through any of them, but one that is down must not use up the request's time.
 _INTRODUCTION: Final = 1.0
+#: A wait that ends so many seconds before its timeout was not ended by it.
+_EARLY: Final = 0.01
 
 
 class Requests:
@@ -69,7 +71,7 @@ class Requests:
     @contextmanager
     def waiting(self, timeout: float) -> Iterator[tuple[str, asyncio.Future[Message | None]]]:
         """A correlation id and its reply's future, which has None as result when no reply came within ``timeout``
-        seconds."""
+        seconds, or before ``close``."""
         number = self._count = self._count + 1
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Message | None] = loop.create_future()
@@ -96,8 +98,12 @@ class Requests:
         return True
 
     def close(self) -> None:
+        """No reply comes any more: who waits for one behind a stop that was cancelled waits no longer."""
         if self._timeouts is not None:
             self._timeouts.close()
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_result(None)
 
 
 def _expire(future: asyncio.Future[Message | None], what: None, timeout: float) -> None:
@@ -152,8 +158,9 @@ async def _request(
             raise
         answer = await future
     if answer is None:
+        why = f"no reply within {timeout:g} s" if deadline - time() < _EARLY else "its producer stopped before a reply"
         raise RequestTimeoutError(
-            f"topic {message.topic!r}, request {receipt.msg_id}: no reply within {timeout:g} s. It is stored, and its "
+            f"topic {message.topic!r}, request {receipt.msg_id}: {why}. It is stored, and its "
             "consumer may still work on it; a consumer answers with Producer.reply(message, body)"
         )
     return answer
