@@ -212,6 +212,31 @@ async def test_a_source_that_fails_takes_no_outcome_with_it(mq: Embedded, asynch
     assert sorted(came) == list(range(10))
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_a_source_that_awaits_what_was_cancelled_is_no_end(mq: Embedded, asynchronous: bool) -> None:
+    """Its CancelledError ended one of the senders, and the stream as if all had been sent."""
+
+    def source() -> Iterator[bytes]:
+        yield from (b"%d" % number for number in range(10))
+        raise asyncio.CancelledError
+
+    async def one_by_one() -> AsyncIterator[bytes]:
+        for number in range(10):
+            yield b"%d" % number
+        away = asyncio.ensure_future(asyncio.Event().wait())
+        away.cancel()
+        await away
+
+    await mq.create_topic("t", queues=1)
+    came: list[int] = []
+    async with mq.producer("p") as producer:
+        with pytest.raises(RuntimeError, match="CancelledError"):
+            async for outcome in producer.send_many("t", one_by_one() if asynchronous else source(), in_flight=4):
+                assert outcome.receipt is not None
+                came.append(outcome.number)
+    assert sorted(came) == list(range(10))
+
+
 async def test_leaving_send_many_early_ends_its_senders(mq: Embedded) -> None:
     await mq.create_topic("t")
     async with mq.producer() as producer:

@@ -242,6 +242,8 @@ async def send_many(
             if all(task.done() for task in tasks):
                 if source.failed is not None:
                     raise source.failed
+                if any(task.cancelled() for task in tasks):  # not by us, who are still here
+                    raise RuntimeError("what gives the messages, or a middleware, ended with CancelledError")
                 return
             room.set()
             changed.clear()
