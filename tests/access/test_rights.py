@@ -309,6 +309,8 @@ def test_replies_go_to_topics_of_replies(code: RequestCode, field: str) -> None:
     assert refusal(accounts(), reply("C_REPLY_TOPIC")) is None
     assert "Topic:T (Pub)" in (refusal(accounts(), reply("T")) or "")
     assert refusal(accounts(PUB), reply("T")) is None
+    assert "Group:C_REPLY_TOPIC (Pub)" in (refusal(accounts(), reply("%RETRY%C_REPLY_TOPIC")) or "")
+    assert "Topic:%DLQ%C_REPLY_TOPIC (Pub)" in (refusal(accounts(), reply("%DLQ%C_REPLY_TOPIC")) or "")
 
 
 def test_what_came_back_after_a_pop_is_its_groups_to_acknowledge() -> None:

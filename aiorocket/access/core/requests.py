@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from aiorocket.access.core.rights import Want
 from aiorocket_protocol import (
     AUTO_CREATE_TOPIC,
+    DLQ_PREFIX,
     HALF_TOPIC,
     MAX_ACKS,
     MAX_CHECKS_TOPIC,
@@ -150,11 +151,11 @@ def _send(topic: str) -> Needs:
 
 def _reply(topic: str) -> Needs:
     """A reply goes to who asked: whoever could read the question may. It is stored too, which in a topic that is not
-    for replies would be a message like any other."""
+    for replies would be a message like any other; what a group retries, or gave up, is none for replies."""
 
     def needs(_command: RemotingCommand, fields: Fields) -> Iterator[Want]:
         name = fields.get(topic) or ""
-        if not name.endswith(REPLY_SUFFIX):
+        if not name.endswith(REPLY_SUFFIX) or name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
             yield _topic(name, _PUB)
 
     return needs
