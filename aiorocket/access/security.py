@@ -20,7 +20,7 @@ from aiorocket.errors import ConfigError
 from aiorocket.remoting.address import host_of, is_loopback
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.credentials import HasCredentials, signer_of
-from aiorocket.remoting.door import ServerTls
+from aiorocket.remoting.door import ServerTls, tls_files
 from aiorocket.remoting.processors import ProcessorTable
 from aiorocket.remoting.server import RemotingServer
 from aiorocket.remoting.tls import client_context
@@ -72,6 +72,9 @@ class Security:
         self._disk = disk = env.disk
         self._clock = env.clock
         self._acl = config.acl
+        self._files = (*((config.acl,) if config.acl is not None else ()), *tls_files(config.tls))
+        #: What stood in them; before they are read, so that nothing which changes from now on is missed.
+        self._seen = self._contents()
         if accounts is None and config.acl is not None:
             accounts = Accounts(read_access_file(disk, config.acl))
         self.accounts = accounts
@@ -132,19 +135,17 @@ class Security:
 
     async def keep_fresh(self) -> None:
         """Reload when one of the files has changed, until cancelled."""
-        seen = await self._disk.run(self._contents)
         for look in count(1):
-            await asyncio.sleep(LOOK_EVERY)
             now = await self._disk.run(self._contents)
-            if now != seen:
-                seen = now
+            if now != self._seen:
+                self._seen = now
                 self.reload()
             elif look % _LOOKS_A_DAY == 0:
                 self._look_at_certificate()
+            await asyncio.sleep(LOOK_EVERY)
 
     def _contents(self) -> list[bytes | None]:
-        paths = (*((self._acl,) if self._acl is not None else ()), *(self.tls.files if self.tls is not None else ()))
-        return [self._content(path) for path in paths]
+        return [self._content(path) for path in self._files]
 
     def _content(self, path: str) -> bytes | None:
         try:

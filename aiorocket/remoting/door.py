@@ -19,7 +19,7 @@ from aiorocket.remoting.tls import first_certificate, server_context, untimely
 from aiorocket.runtime.tasks import TaskScope
 from aiorocket.runtime.turns import Turns
 
-__all__ = ("Door", "Doors", "ServerTls")
+__all__ = ("Door", "Doors", "ServerTls", "tls_files")
 
 _log = logging.getLogger("aiorocket.remoting")
 _HANDSHAKE = 0x16
@@ -38,10 +38,7 @@ class ServerTls:
     @property
     def files(self) -> tuple[str, ...]:
         """What ``reload`` reads."""
-        if self._settings is None:
-            return ()
-        settings = self._settings
-        return tuple(path for path in (settings.cert, settings.key, settings.client_ca) if path is not None)
+        return tls_files(self._settings)
 
     def warning(self, now_ms: int) -> str | None:
         """What is wrong with the time of the certificate, or soon will be."""
@@ -55,6 +52,13 @@ class ServerTls:
         used."""
         if self._settings is not None:
             self.context = server_context(self._settings)
+
+
+def tls_files(settings: ServerTlsConfig | ssl.SSLContext | None) -> tuple[str, ...]:
+    """What is read of them."""
+    if not isinstance(settings, ServerTlsConfig):
+        return ()
+    return tuple(path for path in (settings.cert, settings.key, settings.client_ca) if path is not None)
 
 
 class Door(asyncio.Protocol):

@@ -92,6 +92,24 @@ def test_a_file_that_changed_is_read_again_and_one_with_a_fault_changes_nothing(
     simulate(main)
 
 
+def test_a_file_that_changes_while_its_server_starts_is_read_again() -> None:
+    """A start may take minutes, and what was taken from somebody meanwhile was not before the next change."""
+
+    async def main(sim: Simulation) -> None:
+        disk = MemoryDisk()
+        disk.replace("a.toml", b"users.gone.secret = 'gone-s3cret'")
+        guards = Security(replace(memory_env(), disk=disk), NameServerConfig(acl="a.toml"))
+        disk.replace("a.toml", b"users.here.secret = 'here-s3cret'")
+        fresh = asyncio.ensure_future(guards.keep_fresh())
+        await asyncio.sleep(1)
+        assert guards.accounts is not None
+        assert [account.name for account in guards.accounts.all()] == ["here"]
+        fresh.cancel()
+        await asyncio.gather(fresh, return_exceptions=True)
+
+    simulate(main)
+
+
 def test_a_fault_of_the_access_file_keeps_no_certificate_from_being_read() -> None:
     disk = MemoryDisk()
     disk.replace("a.toml", b"users.me.secret = 'me-s3cret'")
