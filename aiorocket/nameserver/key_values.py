@@ -31,6 +31,8 @@ class KeyValueHandlers:
     def __init__(self, kv: KeyValues, file: StateFile | None) -> None:
         self._kv = kv
         self._file = file
+        #: Changes, and how many of them are saved: what is asked for once more may be in memory alone.
+        self._changes = self._saved = 0
 
     def put(self, connection: Connection, command: RemotingCommand) -> Any:
         """Code 100."""
@@ -67,11 +69,13 @@ class KeyValueHandlers:
 
     def changed(self, changed: bool) -> Any:
         """The answer."""
-        if changed and self._file is not None:
-            return self._saved(self._file)
+        self._changes += changed
+        if self._file is not None and self._saved < self._changes:
+            return self._save(self._file)
         return RemotingCommand.response()
 
-    async def _saved(self, file: StateFile) -> RemotingCommand:
-        tables = self._kv.to_dict()
+    async def _save(self, file: StateFile) -> RemotingCommand:
+        tables, changes = self._kv.to_dict(), self._changes
         await file.save(lambda: tables)
+        self._saved = max(self._saved, changes)
         return RemotingCommand.response()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from aiorocket.config import NameServerConfig, RemotingConfig
 from aiorocket.nameserver import NameServer
 from aiorocket.remoting import RemotingClient, open_command_stream
 from aiorocket.runtime.env import memory_env, real_env
+from aiorocket.runtime.memory_disk import MemoryDisk
 from aiorocket.testing import Simulation, simulate
 from aiorocket_protocol import (
     MSGPACK,
@@ -293,6 +295,39 @@ async def test_key_values_survive_a_restart(tmp_path: Any) -> None:
         await peer.close()
         await server.close()
     await env.disk.close()
+
+
+class FullDisk(MemoryDisk):
+    """Takes nothing while it is ``full``."""
+
+    full = False
+
+    def replace(self, path: str, data: bytes) -> None:
+        if self.full:
+            raise OSError(28, "No space left on device")
+        super().replace(path, data)
+
+
+async def test_what_could_not_be_saved_is_not_acknowledged_when_it_is_repeated() -> None:
+    """The second put, or deletion, changed nothing in memory, so it was answered with success and lost by a restart."""
+    disk = FullDisk()
+    config = NameServerConfig(port=0, data="ns")
+    for key, there in (("put", True), ("gone", False)):
+        server = NameServer(replace(memory_env(), disk=disk), config)
+        await server.start()
+        peer = await Peer.connect(server.port)
+        assert (await peer.call(100, PutKVConfigRequestHeader("n", "gone", "v"))).code == 0
+        disk.full = True
+        change = (100, PutKVConfigRequestHeader("n", key, "v")) if there else (102, GetKVConfigRequestHeader("n", key))
+        assert [(await peer.call(*change)).code for _ in range(2)] == [1, 1]
+        disk.full = False
+        assert (await peer.call(*change)).code == 0
+        await peer.close()
+        await server.close()
+        server = NameServer(replace(memory_env(), disk=disk), config)
+        await server.start()
+        assert (server.kv.get("n", key) is not None) == there
+        await server.close()
 
 
 async def test_beyond_loopback_nothing_is_administered_but_routes_are_served() -> None:
