@@ -330,6 +330,25 @@ async def test_what_could_not_be_saved_is_not_acknowledged_when_it_is_repeated()
         await server.close()
 
 
+async def test_a_damaged_file_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """Its last change is lost, and nobody heard of it."""
+    disk = MemoryDisk()
+    server = NameServer(replace(memory_env(), disk=disk), NameServerConfig(port=0, data="ns"))
+    await server.start()
+    peer = await Peer.connect(server.port)
+    for value in ("1", "2"):
+        assert (await peer.call(100, PutKVConfigRequestHeader("n", "k", value))).code == 0
+    await peer.close()
+    await server.close()
+    disk.replace("ns/kvConfig.b", b"?")
+    assert "damaged" not in caplog.text
+    server = NameServer(replace(memory_env(), disk=disk), NameServerConfig(port=0, data="ns"))
+    await server.start()
+    await server.close()
+    assert server.kv.get("n", "k") == "1"
+    assert "ns/kvConfig is damaged, what was changed last may be lost: ns/kvConfig.b: not a state file" in caplog.text
+
+
 async def test_beyond_loopback_nothing_is_administered_but_routes_are_served() -> None:
     server = NameServer(memory_env(), NameServerConfig(host="0.0.0.0", port=0))
     await server.start()
