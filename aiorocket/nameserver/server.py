@@ -84,8 +84,7 @@ class NameServer:
         self._heard = False  # of any broker since the start
         self._forgetting = False
         self._reading = asyncio.Lock()  # of a registration, which what comes behind it waits for
-        #: Of users made by command, when they are this server's own.
-        self._access_file: StateFile | None = None
+        self._access_file: StateFile | None = None  # of users made by command, when they are this server's own
         if config.data is not None and accounts is None and security.accounts is not None:
             self._access_file = StateFile(env, config.data, "access")
             names = "nameserver", DEFAULT_CLUSTER, config.host
@@ -98,13 +97,12 @@ class NameServer:
             processors.add(code, security.door.guarded(code, handler))
 
     async def start(self) -> None:
-        """Load the key-values and listen."""
+        """Load the key-values and listen. StoreLockedError when another name server has them."""
+        self._expiry = DeadlineDriver(asyncio.get_running_loop(), self.routes.next_deadline, self._expire)
         if self._kv_file is not None:
             self.kv.load(await self._kv_file.load())
         if self._access_file is not None and self.accounts is not None and (users := await self._access_file.load()):
             self.accounts.load(users)
-        loop = asyncio.get_running_loop()
-        self._expiry = DeadlineDriver(loop, self.routes.next_deadline, self._expire)
         await self._server.start(self.config.host, self.config.port)
         opened = ("every broker's word is taken",) if self.config.open_registration else ()
         await self._security.open(self._server, self.config.host, "the name server", *opened)
@@ -119,6 +117,8 @@ class NameServer:
         self._expiry = None
         await self._tasks.close()
         await self._server.close()
+        for file in filter(None, (self._kv_file, self._access_file)):
+            file.close()
 
     async def _save_accounts(self) -> None:
         if self._access_file is not None and self.accounts is not None:

@@ -316,6 +316,7 @@ async def test_a_name_server_keeps_users_too(guarded: Guarded) -> None:
     create = RemotingCommand.request(3001, ext={"username": "made"}, body=body)
     assert (await asked(address, create, "node")).code == NO_PERMISSION
     assert (await asked(address, create, "ops")).code == 0
+    await guarded.nameserver.close()
     again = NameServer(guarded.env, replace(guarded.nameserver.config, host="127.0.0.1"))
     await again.start()
     try:

@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from aiorocket.config import NameServerConfig, RemotingConfig
+from aiorocket.errors import StoreLockedError
 from aiorocket.nameserver import NameServer
 from aiorocket.remoting import RemotingClient, open_command_stream
 from aiorocket.runtime.env import memory_env, real_env
@@ -347,6 +348,21 @@ async def test_a_damaged_file_is_told_of(caplog: pytest.LogCaptureFixture) -> No
     await server.close()
     assert server.kv.get("n", "k") == "1"
     assert "ns/kvConfig is damaged, what was changed last may be lost: ns/kvConfig.b: not a state file" in caplog.text
+
+
+async def test_a_directory_is_one_servers(tmp_path: Any) -> None:
+    """Each of two saved what it knew alone, over what the other had acknowledged."""
+    config = NameServerConfig(port=0, data=str(tmp_path / "ns"))
+    server, other = NameServer(real_env(), config), NameServer(real_env(), config)
+    await server.start()
+    with pytest.raises(StoreLockedError, match="kvConfig is another name server's, which is running"):
+        await other.start()
+    await other.close()
+    await server.close()
+    await other.start()
+    await other.close()
+    for each in (server, other):
+        await each._env.disk.close()
 
 
 async def test_beyond_loopback_nothing_is_administered_but_routes_are_served() -> None:
