@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from aiorocket.broker.core.pops import Pop, PopTable
+from aiorocket.broker.core.swept_heap import SweptHeap
 from aiorocket.errors import StoreError
 from aiorocket.storage.results import PutResult, PutStatus, StoreBusyError
 
@@ -43,10 +43,8 @@ class PopLog:
         self._table = table
         self._recorded = recorded
         #: What the store did not take: pops, and records of what begins anew or is deleted, with their numbers.
-        self._missing: list[tuple[int, Pop | bytes]] = []
+        self._missing = SweptHeap[tuple[int, Pop | bytes]](_is_void)
         self._number = 0
-        #: When there are so many, those of which nothing is left are dropped.
-        self._look_at = 1024
         #: Enough of these were stored in this turn.
         self._paused = False
 
@@ -69,7 +67,7 @@ class PopLog:
         for _ in range(0 if self._paused else _A_TURN):
             if not self._missing:
                 return
-            self._store_again(*heappop(self._missing))
+            self._store_again(*self._missing.pop())
         if self._missing:
             if not self._paused:
                 self._paused = True
@@ -85,7 +83,7 @@ class PopLog:
         try:
             if not isinstance(one, Pop):
                 self._put(number, one, None, one, None)
-            elif one.left or one.changing:
+            elif not _is_void((number, one)):
                 one.missing = False
                 self._put(number, self._table.encode_pop(one, late=True), one, one, None)
         except StoreError:
@@ -125,11 +123,12 @@ class PopLog:
     def _keep(self, number: int, one: Pop | bytes | None) -> None:
         if one is None:
             return
-        if len(self._missing) >= self._look_at:  # of what was acknowledged meanwhile nothing is to be recorded
-            self._missing = sorted(
-                each for each in self._missing if isinstance(each[1], bytes) or each[1].left or each[1].changing
-            )
-            self._look_at = 1024 + 2 * len(self._missing)
         if isinstance(one, Pop):
             one.missing = True
-        heappush(self._missing, (number, one))
+        self._missing.push((number, one), self._missing.kept)
+
+
+def _is_void(entry: tuple[int, Pop | bytes]) -> bool:
+    """Whether it was acknowledged meanwhile: of that nothing is to be recorded."""
+    one = entry[1]
+    return isinstance(one, Pop) and not (one.left or one.changing)

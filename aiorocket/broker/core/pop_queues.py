@@ -15,7 +15,7 @@ class Pop:
 
     __slots__ = (
         "attempt", "changing", "due", "in_order", "invisible_ms", "key", "left", "logged", "missing", "next", "offsets",
-        "olds", "pop_time", "taken",
+        "olds", "place", "pop_time", "taken",
     )  # fmt: skip
 
     def __init__(
@@ -34,6 +34,8 @@ class Pop:
         self.pop_time = pop_time
         self.invisible_ms = invisible_ms
         self.due = due
+        #: Which of what is to be due stands for it.
+        self.place = 0
         self.in_order = in_order
         #: The name a client gave to what it asked: asked again, it gets the same.
         self.attempt = attempt

@@ -25,12 +25,12 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Container, Sequence
-from heapq import heapify, heappop, heappush
 from itertools import islice, takewhile
 from typing import Any
 
 from aiorocket.broker.core.pop_queues import Pop, PopQueue
 from aiorocket.broker.core.pop_records import QueueKey, encode_record, members_of
+from aiorocket.broker.core.swept_heap import SweptHeap
 
 __all__ = ("MAX_INVISIBLE_MS", "MAX_IN_QUEUE", "Pop", "PopTable", "QueueKey")
 
@@ -51,7 +51,7 @@ class PopTable:
 
     def __init__(self) -> None:
         self._queues: dict[QueueKey, PopQueue] = {}
-        self._due: list[tuple[float, int, Pop]] = []
+        self._due = SweptHeap[tuple[float, int, Pop]](_is_void)
         self._seq = 0
         #: Pops with something out, in the order of their records.
         self._recorded: OrderedDict[int, Pop] = OrderedDict()
@@ -216,7 +216,7 @@ class PopTable:
         self.count += 1
         old.left += 1
         self._leave(pop)
-        if all(waiting is not old for _, _, waiting in self._due):
+        if old.left == 1:  # nothing was left of it, and it may be passed over by now
             self._schedule(old, old.due)
 
     def reset(self, key: QueueKey) -> None:
@@ -238,20 +238,19 @@ class PopTable:
     def next_due(self) -> float | None:
         """When to look for what is due; that may be earlier than anything is where many were acknowledged in time."""
         for _ in range(_PASSED):
-            if not self._due or self._due[0][2].left:
+            if not self._due or not _is_void(self._due.first()):
                 break
-            heappop(self._due)
-        return self._due[0][0] if self._due else None
+            self._due.pop()
+        return self._due.first()[0] if self._due else None
 
     def take_due(self, now: float, most: int) -> list[tuple[Pop, list[int]]]:
         """Up to ``most`` pops whose time is over, with the offsets that are still out. They are ``taken``: ``landed``
         ends that for an offset, ``give_back`` for the rest."""
         found: list[tuple[Pop, list[int]]] = []
         while len(found) < most and (due := self.next_due()) is not None and due <= now:
-            pop = self._due[0][2]
-            if not pop.left:
+            if _is_void(self._due.first()):
                 break  # the next look passes over more of them
-            heappop(self._due)
+            pop = self._due.pop()[2]
             out = self._queues[pop.key].out
             pop.taken = True
             found.append((pop, [offset for offset in pop.offsets if out.get(offset) is pop]))
@@ -396,10 +395,8 @@ class PopTable:
     def _schedule(self, pop: Pop, due: float) -> None:
         pop.due = due
         self._seq += 1
-        if len(self._due) > 1024 + 2 * self.count:  # what was acknowledged long before its time
-            self._due = [entry for entry in self._due if entry[2].left]
-            heapify(self._due)
-        heappush(self._due, (due, self._seq, pop))
+        pop.place = self._seq
+        self._due.push((due, self._seq, pop), self.count)
 
     def _land(self, queue: PopQueue, offset: int, pop: Pop) -> int:
         del queue.out[offset]
@@ -434,6 +431,12 @@ class PopTable:
                         old.changing -= 1
                     ended += one.olds
                     one.olds = []
+
+
+def _is_void(entry: tuple[float, int, Pop]) -> bool:
+    """Whether nothing is left of what was to be due, perhaps long before its time; or it has another place."""
+    _, place, pop = entry
+    return not pop.left or pop.place != place
 
 
 def _before(pop: Pop | None) -> dict[Pop, None]:
