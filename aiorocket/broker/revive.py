@@ -12,7 +12,7 @@ says what they mean and why no more is needed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from aiorocket.broker.copies import NOT_COPIED, Copy, copied_properties, store_copy
@@ -100,6 +100,7 @@ class PopRevival:
         self._closed = False
         self._reviving = 0
         self._rewriting = False
+        self._letting_go: asyncio.Future[None] | None = None
         self._lines = Rarely(_SAY_AFTER)
         self.free: Callable[[str, str], None] = lambda topic, group: None
         self.table = PopTable()
@@ -223,18 +224,42 @@ class PopRevival:
         self._offsets.commit(key.group, key.topic, key.queue_id, offset)
         self._append_or_log(encode_reset(key, offset), kept=True)
 
-    def forget_topics(self, topics: Container[str]) -> None:
+    def forget_topics(self, topics: Iterable[str]) -> None:
         """They are deleted."""
-        if gone := self.table.forget(topics=topics):
-            self._save_begin()
-            for topic in dict.fromkeys(key.topic for key in gone):
-                self._append_or_log(encode_forgotten(topic=topic, group=None), kept=True)
+        for topic in self.table.forget(topics=topics):
+            self._append_or_log(encode_forgotten(topic=topic, group=None), kept=True)
+        self._begin_to_let_go()
 
     def forget_group(self, group: str) -> None:
         """It is deleted with its offsets."""
         if self.table.forget(group=group):
-            self._save_begin()
             self._append_or_log(encode_forgotten(topic=None, group=group), kept=True)
+        self._begin_to_let_go()
+
+    def forgotten(self) -> asyncio.Future[None]:
+        """Ends when offsets may be saved that are to be without those: from then on their records are not read again.
+        For all who wait: shield it."""
+        future = self._letting_go
+        if future is None:
+            future = self._loop.create_future()
+            future.set_result(None)
+        return future
+
+    def _begin_to_let_go(self) -> None:
+        if self._letting_go is not None:
+            return
+        if self.table.let_go():
+            self._letting_go = self._loop.create_future()
+            self._loop.call_soon(self._let_go, self._letting_go)
+        self._save_begin()
+
+    def _let_go(self, done: asyncio.Future[None]) -> None:
+        if self.table.let_go():
+            self._loop.call_soon(self._let_go, done)
+            return
+        self._letting_go = None
+        self._save_begin()
+        done.set_result(None)
 
     # ---- records
 

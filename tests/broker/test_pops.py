@@ -13,6 +13,7 @@ from aiorocket.broker.core import pops, swept_heap
 from aiorocket.broker.core.modes import Mode, ModeTable, assign
 from aiorocket.broker.core.pop_records import encode_acknowledged, encode_forgotten, encode_reset
 from aiorocket.broker.core.pops import PopTable, QueueKey
+from aiorocket.broker.core.turns import A_TURN
 from aiorocket.model import Queue, average, average_by_circle
 
 KEY = QueueKey("T", "g", 0)
@@ -183,9 +184,11 @@ def test_of_what_was_acknowledged_long_before_its_time_a_pop_looks_at_little(mon
 def test_a_changed_time_costs_no_look_at_everything_that_is_out() -> None:
     table = PopTable()
     take(table, list(range(100)))
-    out = table._queues[KEY].out
+    queue = table._queues.get(KEY)
+    assert queue is not None
+    out = queue.out
     table.change(KEY, 50, 1000, wall_ms=1001, invisible_ms=9000, now=1.0)
-    assert table._queues[KEY].out is out and list(out) == list(range(100))
+    assert table._queues.get(KEY) is queue and queue.out is out and list(out) == list(range(100))
 
 
 def test_a_change_that_did_not_happen_costs_no_look_at_everything_that_is_out() -> None:
@@ -229,8 +232,7 @@ def test_a_heap_gives_what_is_not_void_in_its_order_and_loses_nothing(steps: lis
                 else:
                     assert first == heap.pop() == min(kept)
                     kept.remove(first)
-        heap.begin_sweep()
-        while heap.sweep(3):
+        while heap.sweep(3, 0):
             pass
         assert [one for one in [heap.pop() for _ in range(len(heap))] if one not in void] == sorted(kept)
 
@@ -253,8 +255,61 @@ def test_of_a_heap_with_much_that_is_void_little_is_left_and_little_looked_at() 
 def test_a_deleted_topic_is_forgotten() -> None:
     table = PopTable()
     take(table, [0, 1])
-    assert table.forget(topics={"T"}) and table.count == 0 and not table.forget(topics={"T"})
-    assert table.next_due() is None
+    assert table.forget(topics={"T"}) and not table.forget(topics={"T"}) and not table.is_out(KEY, 0)
+    assert not table.let_go() and table.count == 0 and table.next_due() is None
+
+
+def test_what_is_forgotten_goes_little_by_little_and_none_of_what_is_popped_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """500,000 messages, the most that may be out, took 205 ms."""
+    table, left = PopTable(), [0]
+
+    def counted(self: PopTable, pop: pops.Pop) -> None:
+        left[-1] += 1
+        leave(self, pop)
+
+    leave = PopTable._leave
+    monkeypatch.setattr(PopTable, "_leave", counted)
+    for number in range(4 * A_TURN):
+        key = QueueKey("T" if number % 4 else "U", f"g{number % 3}", number % 7)
+        pop = table.take(key, [number], number + 1, pop_time=1000, invisible_ms=500, now=1.0)
+        table.recorded(pop, number)
+    of_u = [number for number in range(0, 4 * A_TURN, 4) if number % 3]
+    assert table.forget(topics=["T"]) == ["T"] and set(table.forget(group="g0")) == {"U"}
+    assert left == [0] and table.next_offset(KEY, 3) == 3 and not table.is_out(QueueKey("T", "g1", 1), 1)
+    again = table.take(QueueKey("T", "g1", 1), [1], 2, pop_time=2000, invisible_ms=500, now=2.0)
+    table.recorded(again, table.end)
+    turns = [table.take_due(1.5, 100)]
+    while table.let_go():
+        left.append(0)
+        turns.append(table.take_due(1.5, 100))
+    assert max(left) <= A_TURN and sum(left) == 4 * A_TURN - len(of_u)
+    while due := table.take_due(1.5, 100):
+        turns.append(due)
+    assert [offset for turn in turns for _, offsets in turn for offset in offsets] == of_u
+    assert table.count == len(of_u) + 1 == len(table._recorded) and table.begin() == of_u[0]
+    assert table.acknowledge(QueueKey("T", "g1", 1), 1, 2000) == 2
+
+
+def test_topics_are_forgotten_without_a_look_at_the_queues_of_others() -> None:
+    """Thousands of retry topics go some in a turn, each of which looked at all of 500,000 queues."""
+    table, looked = PopTable(), 0
+
+    class Name(str):
+        __slots__ = ()
+
+        def __hash__(self) -> int:
+            nonlocal looked
+            looked += 1
+            return super().__hash__()
+
+    names = [Name(f"T{number}") for number in range(5_000)]
+    for name in names:
+        table.take(QueueKey(name, "g", 0), [0], 1, pop_time=1000, invisible_ms=500, now=1.0)
+    doomed = {*names[:5]}
+    looked = 0
+    assert set(table.forget(topics=doomed)) == doomed and looked <= 100
 
 
 def test_what_is_deleted_is_forgotten_in_the_records_too() -> None:
@@ -264,7 +319,8 @@ def test_what_is_deleted_is_forgotten_in_the_records_too() -> None:
         other = QueueKey("other", "h", 0)
         kept = table.take(other, [5], 6, pop_time=1000, invisible_ms=9000, now=0.0)
         records = [table.encode_pop(pop), table.encode_pop(kept), encode_forgotten(**gone)]
-        table.forget(topics={gone.get("topic")}, group=gone.get("group"))
+        table.forget(topics=[topic for topic in [gone.get("topic")] if topic], group=gone.get("group"))
+        table.let_go()
         for at, record in enumerate(records):
             replayed.replay(record, at, now=0.0, wall_ms=1000)
         assert table.count == replayed.count == 1 and replayed.first_out(other) == 5
@@ -285,6 +341,7 @@ STEPS = st.lists(
         st.tuples(st.just("reset"), st.integers(0, 2), st.integers(0, 5)),
         st.tuples(st.just("anew"), st.integers(0, 9)),
         st.tuples(st.just("forget")),
+        st.tuples(st.just("let go")),
     ),
     max_size=60,
 )
@@ -356,7 +413,10 @@ def test_the_records_from_begin_on_make_the_table_again(steps: list[tuple[object
             table.forget(topics={"U"})
             committed.pop(QueueKey("U", "g", 2), None)
             record(encode_forgotten(topic="U"))
+        elif name == "let go":
+            table.let_go()
 
+    table.let_go()
     begin = data.draw(st.integers(0, table.begin()))
     other = PopTable()
     other.end = begin
@@ -367,13 +427,14 @@ def test_the_records_from_begin_on_make_the_table_again(steps: list[tuple[object
             reached[found[0]] = found[1]
     assert other.count == table.count and other.begin() == table.begin()
     for key, queue in table._queues.items():
-        same = other._queues[key]
+        same = other._queues.get(key)
+        assert same is not None
         assert [(at, pop.pop_time, pop.in_order) for at, pop in same.out.items()] == [
             (at, pop.pop_time, pop.in_order) for at, pop in queue.out.items()
         ]
         assert same.times == queue.times and same.next == queue.next and reached[key] == committed[key]
         assert list(queue.out) == sorted(queue.out)
-    assert set(other._queues) == set(table._queues)
+    assert {key for key, _ in other._queues.items()} == {key for key, _ in table._queues.items()}
 
 
 # ---- modes

@@ -469,8 +469,8 @@ BREAKAGES: Final[dict[str, Breakage]] = {
         "done(PutResult(_OK, 0, 0, 0))", _pops,
     ),
     "pops forgotten at a restart": Breakage(
-        "aiorocket.broker.core.pops:PopTable.replay", "if offsets:\n        self._put",
-        "if False:\n        self._put", _pops,
+        "aiorocket.broker.core.pops:PopTable.replay", "if offsets:\n        queue = self._put",
+        "if False:\n        queue = self._put", _pops,
     ),
     "a pop that is over at once after a restart": Breakage(
         "aiorocket.broker.core.pops:PopTable.replay",

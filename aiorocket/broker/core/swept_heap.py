@@ -38,19 +38,14 @@ class SweptHeap(Generic[_T]):
         return heappop(self._with_first())
 
     def push(self, entry: _T, needed: int) -> None:
-        """A look at all begins when there are more than twice as many as are ``needed`` by and large."""
         heappush(self._heap, entry)
-        if len(self) > _FEW + 2 * needed:
-            self.begin_sweep()
-        self.sweep(2)
+        self.sweep(2, needed)
 
-    def begin_sweep(self) -> None:
-        """Begin a look at all that is here, if none is under way."""
-        if not self._old:
+    def sweep(self, most: int, needed: int) -> bool:
+        """Look at so many; whether there are more to be looked at. A look at all begins when there are more than twice
+        as many as are ``needed`` by and large."""
+        if not self._old and len(self._heap) > _FEW + 2 * needed:
             self._heap, self._old, self.kept = [], self._heap, 0
-
-    def sweep(self, most: int) -> bool:
-        """Look at so many of these; whether there are more."""
         heap, old = self._heap, self._old
         for _ in range(min(most, len(old))):
             entry = old.pop()

@@ -151,11 +151,14 @@ class TopicHandlers:
                     await asyncio.sleep(0)
                 retries = self._topics.pop_retries(name)
             gone.append(self._forget([name, *retries], saved))
-        finally:
-            self._begin("offsets").add_done_callback(partial(_follow, saved))
+        finally:  # also when nobody waits for the answer any more
+            self._revival.forgotten().add_done_callback(partial(self._begin_offsets, saved))
         await self._save()
         await asyncio.gather(*gone)
         return RemotingCommand.response()
+
+    def _begin_offsets(self, saved: asyncio.Future[None], _: asyncio.Future[None]) -> None:
+        self._begin("offsets").add_done_callback(partial(_follow, saved))
 
     def _forget(self, names: list[str], saved: asyncio.Future[None]) -> asyncio.Future[None]:
         """Some topics, with one look at every table. Begins before anything is waited for, name servers above all: what
@@ -253,6 +256,7 @@ class TopicHandlers:
         if (header.clean_offset or header.remove_offset) and not is_system_group(group):
             self._offsets.delete_group(group)
             self._revival.forget_group(group)
+            await asyncio.shield(self._revival.forgotten())
         await self._save("offsets")  # also for one that is gone: an earlier request may not have come so far, or failed
         return RemotingCommand.response()
 
