@@ -44,7 +44,8 @@ class PopLog:
         self._recorded = recorded
         #: What the store did not take: pops, and records of what begins anew or is deleted, with their numbers.
         self._missing = SweptHeap[tuple[int, Pop | bytes]](_is_void)
-        self._number = 0
+        #: Of the newest record that came here; 0 when none did.
+        self.number = 0
         #: Enough of these were stored in this turn.
         self._paused = False
 
@@ -53,8 +54,8 @@ class PopLog:
     ) -> None:
         """Behind those that the store did not take: what a record says would mean nothing without them, or pass over
         what they are about. Of a pop, or ``kept``, it is one of these itself when it is not taken. StoreError then."""
-        self._number += 1
-        number, one = self._number, pop or (record if kept else None)
+        self.number += 1
+        number, one = self.number, pop or (record if kept else None)
         try:
             self._store_missing()
             self._put(number, record, pop, one, done)

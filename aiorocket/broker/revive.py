@@ -12,11 +12,12 @@ says what they mean and why no more is needed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from aiorocket.broker.copies import NOT_COPIED, Copy, copied_properties, store_copy
-from aiorocket.broker.core.pop_records import encode_acknowledged, encode_forgotten, encode_reset
+from aiorocket.broker.core.pop_queues import ByQueue
+from aiorocket.broker.core.pop_records import encode_acknowledged, encode_forgotten, encode_reset, forgotten_in
 from aiorocket.broker.core.pops import Pop, PopTable, QueueKey
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.due import when_whole
@@ -129,12 +130,12 @@ class PopRevival:
         """A record that cannot be used may have been that of a pop. What it took is not known, so a group whose later
         pops step over something goes back there."""
         now, wall_ms = self._loop.time(), self._clock.wall_ms()
-        reached: dict[QueueKey, int] = {}
-        back: dict[QueueKey, int] = {}
+        reached, back = ByQueue[int](), ByQueue[int]()
         lost = 0
 
         def committed(key: QueueKey) -> int | None:
-            return reached.get(key, self._committed(key))
+            offset = reached.get(key)
+            return self._committed(key) if offset is None else offset
 
         for at, physical in enumerate(places, self.table.end):
             data = self.store.read_record(physical)
@@ -143,21 +144,25 @@ class PopRevival:
                     raise ValueError("it is not in the log")
                 body = RecordView(data, 0, len(data)).body
                 if lost and (over := self.table.stepped_over(body, committed)) is not None:
-                    back[over[0]] = min(over[1], back.get(over[0], over[1]))
+                    first = back.get(over[0])
+                    back.put(over[0], over[1] if first is None else min(over[1], first))
                 found = self.table.replay(body, at, now=now, wall_ms=wall_ms)
                 if found is not None:
-                    reached[found[0]] = found[1]
+                    reached.put(*found)
+                elif (gone := forgotten_in(body)) is not None:  # or the next one of its name would begin there
+                    reached.pop_all(*gone)
+                    back.pop_all(*gone)
             except (LookupError, TypeError, ValueError, ProtocolError) as error:
                 lost += 1
                 _log.error("record %d of %s cannot be used and is left out: %r", at, self._log_topic, error)
                 self.table.recorded(None, at)
         for key, offset in reached.items():
-            if key in back:
-                offset = self.table.go_back(key, back[key])
+            if (first := back.get(key)) is not None:
+                offset = self.table.go_back(key, first)
                 _log.error(
                     "group %s: what it popped of topic %s queue %d from offset %d on comes again: %d records of who has"
                     " what are lost",
-                    key.group, key.topic, key.queue_id, back[key], lost,
+                    key.group, key.topic, key.queue_id, first, lost,
                 )  # fmt: skip
             elif not self.table.out(key):
                 # Pulls of the group may have come further than its last pop.
@@ -224,16 +229,20 @@ class PopRevival:
         self._offsets.commit(key.group, key.topic, key.queue_id, offset)
         self._append_or_log(encode_reset(key, offset), kept=True)
 
-    def forget_topics(self, topics: Iterable[str]) -> None:
+    def forget_topics(self, topics: Collection[str]) -> None:
         """They are deleted."""
-        for topic in self.table.forget(topics=topics):
-            self._append_or_log(encode_forgotten(topic=topic, group=None), kept=True)
-        self._begin_to_let_go()
+        self.table.forget(topics=topics)
+        self._forgot([encode_forgotten(topic=topic) for topic in topics])
 
     def forget_group(self, group: str) -> None:
         """It is deleted with its offsets."""
-        if self.table.forget(group=group):
-            self._append_or_log(encode_forgotten(topic=None, group=group), kept=True)
+        self.table.forget(group=group)
+        self._forgot([encode_forgotten(group=group)])
+
+    def _forgot(self, records: list[bytes]) -> None:
+        # Also where nothing is out any more: what was may be read again for the sake of others, and how far it came.
+        for record in records if self.table.end or self._log.number else ():
+            self._append_or_log(record, kept=True)
         self._begin_to_let_go()
 
     def forgotten(self) -> asyncio.Future[None]:

@@ -340,3 +340,38 @@ async def test_of_what_is_gone_little_is_recorded_at_once() -> None:
         steps.append(walk.revival.gone(key, 990))
     assert sum(steps) == len(walk.log.waiting) == 990 and max(steps) == 32
     assert walk.revival.gone(key, 990) == 0 and walk.revival.table.count == 10
+
+
+@pytest.mark.parametrize("acknowledged", [0, 2, 5])
+@pytest.mark.parametrize("gone", ["topic", "group"])
+async def test_a_group_has_no_offset_of_what_was_deleted_after_a_start_for_what_others_read(
+    gone: str, acknowledged: int
+) -> None:
+    """It had 5 in the next topic of that name, whose first messages it got never, where somebody had an older pop."""
+    walk, (key, other) = Walk(0, in_order=False), KEYS
+    await walk.revival.start()
+    for one, count in ((other, 1), (key, 5)):
+        pop = walk.revival.table.take(
+            one, list(range(count)), count, pop_time=1_000_000, invisible_ms=60_000, now=walk.now
+        )
+        walk.tables.offsets.commit(one.group, one.topic, 0, 0)
+        walk.revival.took(pop)
+    if acknowledged:
+        walk.revival.acknowledge(key, list(range(acknowledged)), 1_000_000, None)
+    if gone == "topic":
+        walk.tables.offsets.delete_topics({key.topic})
+        walk.revival.forget_topics([key.topic])
+    else:
+        walk.tables.offsets.delete_group(key.group)
+        walk.revival.forget_group(key.group)
+    walk.log.sync(9)
+    tables, revival = walk.begin(walk.log, walk.tables.offsets.to_dict())
+    await revival.start()
+    assert tables.offsets.query(key.group, key.topic, 0) is None and revival.table.is_out(other, 0)
+
+
+def test_what_was_never_popped_leaves_no_record_when_it_is_deleted() -> None:
+    walk = Walk(0, in_order=False)
+    walk.revival.forget_topics(["T"])
+    walk.revival.forget_group("g")
+    assert not walk.log.waiting

@@ -7,7 +7,15 @@ import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-__all__ = ("QueueKey", "encode_acknowledged", "encode_forgotten", "encode_record", "encode_reset", "members_of")
+__all__ = (
+    "QueueKey",
+    "encode_acknowledged",
+    "encode_forgotten",
+    "encode_record",
+    "encode_reset",
+    "forgotten_in",
+    "members_of",
+)
 
 
 class QueueKey(NamedTuple):
@@ -27,6 +35,12 @@ def encode_reset(key: QueueKey, offset: int) -> bytes:
 
 def encode_forgotten(*, topic: str | None = None, group: str | None = None) -> bytes:
     return encode_record({"t": topic, "c": group, "fg": 1})
+
+
+def forgotten_in(record: bytes) -> tuple[list[str], str | None] | None:
+    """The topics and the group that a record says are deleted; None when it is of something else."""
+    members = json.loads(record)
+    return ([members["t"]] if members["t"] is not None else [], members["c"]) if "fg" in members else None
 
 
 def members_of(key: QueueKey) -> dict[str, Any]:
