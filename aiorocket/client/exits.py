@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from aiorocket.client.core.dead_reason import text_of
 from aiorocket.errors import UsageError
 
 __all__ = ("DeadLetter", "LeaseLost", "Retry", "Skip", "failure_of")
@@ -74,6 +75,6 @@ def failure_of(error: BaseException, caller: asyncio.Task[None] | None) -> Excep
     cancelled = isinstance(error, asyncio.CancelledError) and (caller is None or caller.cancelling() > 0)
     if cancelled or isinstance(error, _NOT_OURS):
         raise error
-    failure = RuntimeError(f"it ended with {error!r}")
+    failure = RuntimeError(f"it ended with {type(error).__qualname__}: {text_of(error)}")
     failure.__cause__ = error
     return failure

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from aiorocket.client.exits import DeadLetter
 from aiorocket.client.message import Message
 from aiorocket.client.push.consumer import Consumer
 from aiorocket.config import ClientConfig, ConsumerConfig
@@ -57,6 +58,43 @@ def test_a_reset_of_a_paused_topic_counts_when_it_is_resumed() -> None:
         member.consumer.resume("t")
         await asyncio.sleep(1)
         assert seen == [0, 1, 2, 1, 2]
+
+    run(scenario)
+
+
+class Wordless(Exception):
+    """Has no text: its __str__ fails."""
+
+    def __str__(self) -> str:
+        raise LookupError("no text")
+
+    __repr__ = __str__
+
+
+class WordlessBase(BaseException):
+    __str__ = __repr__ = Wordless.__str__
+
+
+@pytest.mark.parametrize("error", [Wordless(), WordlessBase(), DeadLetter(Wordless())])  # type: ignore[arg-type]
+@pytest.mark.parametrize("options", [{}, {"orderly": True}, {"order_by": lambda message: 1}])
+def test_an_exception_without_a_text_costs_no_worker(options: dict[str, Any], error: BaseException) -> None:
+    """Its words were asked for when its message was given up: the worker ended, and the message with it."""
+
+    async def scenario(cluster: SimCluster) -> None:
+        seen: list[str] = []
+
+        async def on_message(message: Message) -> None:
+            seen.append(message.body.decode())
+            if message.body == b"0":
+                raise error
+
+        await send(cluster, 2)
+        await cluster.consumer("g", "t", on_message, concurrency=1, max_attempts=2, **options)
+        await cluster.settled({"g": ["t"]})
+        assert set(seen) == {"0", "1"}
+        (dead,) = cluster.note_dead_letters("g")["g"]
+        assert dead.properties["DLQ_ERROR"] in ("Wordless", "RuntimeError", "DeadLetter")
+        assert "whose text cannot be had" in dead.properties["DLQ_REASON"]
 
     run(scenario)
 

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from aiorocket.client.core.assignment import TopicView, diff, wanted_queues
 from aiorocket.client.core.balance import find_strategy, in_namespace
+from aiorocket.client.core.dead_reason import text_of
 from aiorocket.client.core.namespace import unwrap
 from aiorocket.client.core.routes import TopicRoute
 from aiorocket.client.core.start_from import Start, StartFrom
@@ -190,7 +191,9 @@ class Rebalancer:
                 except Exception as error:
                     log.exception("the allocation strategy failed for topic %s", topic)
                     wanted |= wanted_queues({topic: None}, self._session.client_id, held)
-                    problems.append(RocketError(f"the allocation strategy failed for topic {topic!r}: {error}"))
+                    problems.append(
+                        RocketError(f"the allocation strategy failed for topic {topic!r}: {text_of(error)}")
+                    )
             idle = self._idle()
             change = diff(set(held) - idle, wanted)
             await self._assignment.give_up(sorted({*change.removed, *idle}))

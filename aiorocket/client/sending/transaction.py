@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import NamedTuple, TypeVar
 
+from aiorocket.client.core.dead_reason import text_of
 from aiorocket.client.core.namespace import wrap
 from aiorocket.client.core.typed_body import Body
 from aiorocket.client.exits import failure_of
@@ -180,7 +181,7 @@ class TransactionProducer(Producer):
             state = _as_state(await local(tx))
         except Exception as error:
             log.warning("the local transaction of message %s failed", tx.id, exc_info=error)
-            state, remark = TxState.UNKNOWN, f"local transaction: {error!r}"
+            state, remark = TxState.UNKNOWN, _remark(error)
         except asyncio.CancelledError:
             await tx.end(TxState.UNKNOWN)
             raise
@@ -327,12 +328,16 @@ class Transaction:
         else:
             # Cancelled: perhaps while the database was committing. Only the checker can know.
             state = TxState.UNKNOWN
-        await self.end(state, None if error is None else f"local transaction: {error!r}")
+        await self.end(state, None if error is None else _remark(error))
 
     def _sent(self) -> SendReceipt:
         if self.receipt is None:
             raise UsageError("the transaction has not begun: use 'async with'")
         return self.receipt
+
+
+def _remark(error: BaseException) -> str:
+    return f"local transaction: {type(error).__name__}: {text_of(error)}"
 
 
 def _not_delayed(message: OutgoingMessage) -> OutgoingMessage:
