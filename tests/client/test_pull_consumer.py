@@ -641,6 +641,26 @@ def test_assigned_queues_are_read_without_the_group() -> None:
     run(scenario)
 
 
+def test_another_filter_of_an_assigned_queue_counts_at_once() -> None:
+    """A pull under way has the one from before: it was waited for, and passed over what came meanwhile."""
+
+    async def scenario(cluster: SimCluster) -> None:
+        host, consumer = pull(cluster)
+
+        async def app() -> None:
+            async with consumer:
+                queues = await consumer.queues("t")
+                await consumer.assign(queues, "a", start_from="first")
+                assert await consumer.fetch(timeout=3) == []
+                await consumer.assign(queues, "b")
+                await send(cluster, ["new"], tag="b")
+                assert bodies(await consumer.fetch(timeout=60)) == ["new"]
+
+        await host.run(app())
+
+    run(scenario, queues=1)
+
+
 def test_what_the_brokers_see_of_it() -> None:
     async def scenario(cluster: SimCluster) -> None:
         pulls = requests(cluster, RequestCode.LITE_PULL_MESSAGE)

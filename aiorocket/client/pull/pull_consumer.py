@@ -417,7 +417,11 @@ class PullConsumer:
                 starts[queue] = start
             gone = [each for each in self._fetchers() if each.queue not in wanted]
             await self._queues.end(gone, revoked=False)
-            self._member.subscriptions = subscriptions
+            before, self._member.subscriptions = self._member.subscriptions, subscriptions
+            for fetcher in self._fetchers():
+                topic = fetcher.queue.topic
+                if before[topic]._replace(sub_version=subscriptions[topic].sub_version) != subscriptions[topic]:
+                    fetcher.restart()  # its pull has the filter from before, and passes over what only this one wants
             self._queues.hold(starts)
             for queue, start in starts.items():
                 self._queues.take(queue, start)
