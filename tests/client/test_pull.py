@@ -11,6 +11,7 @@ import pytest
 
 from aiorocket.client.core.assignment import share
 from aiorocket.client.core.pull_gate import DROPPED, Facts, Hold, gate, pull_flags
+from aiorocket.client.core.retry import remote_error
 from aiorocket.client.message import Message
 from aiorocket.client.push.consumer import Consumer
 from aiorocket.config import ConsumerConfig
@@ -227,6 +228,32 @@ def test_the_suggested_broker_is_followed_and_left_again() -> None:
             await scenario(cluster)
 
     simulate(main)
+
+
+def test_a_suggested_broker_that_cannot_be_reached_is_left_for_the_master() -> None:
+    """It is up for the name servers, which name it for ever, and the master said once to ask it."""
+
+    async def scenario(cluster: SimCluster) -> None:
+        master = Pulls(cluster)
+        sender, member = await cluster.producer(), await cluster.consumer("g", "t")
+        await sender.send("t", "a")
+        await asyncio.sleep(0.5)
+        route = member.client.session.routes.known("t")
+        assert route is not None
+        route.addresses["broker-1"][1] = "10.9.9.8:10911"  # and so it stays, whoever looks
+        member.client.session.routes.refresh_soon = lambda topic: asyncio.get_running_loop().create_future()  # type: ignore[method-assign]
+        master.answer(ResponseCode.PULL_RETRY_IMMEDIATELY, 2, suggested=1)
+        for key in ("b", "c"):
+            await sender.send("t", key)
+            await asyncio.sleep(10)
+        assert [each.key for each in cluster.history.of("finished")] == ["a", "b", "c"]
+        # But one that can be reached, and is busy, is still the one to ask: the master may be away.
+        (fetcher,) = [each for each in member.consumer._fetchers() if each.queue.topic == "t"]
+        fetcher._suggested = 1
+        fetcher.note(remote_error(int(ResponseCode.SYSTEM_BUSY), "busy", request="PULL_MESSAGE", address="s"))
+        assert fetcher._suggested == 1
+
+    run(scenario)
 
 
 # -- pauses --

@@ -150,6 +150,8 @@ class HeldQueue:
     def note(self, error: Exception) -> float:
         """A pull failed: after how many seconds the next may follow."""
         self.last_error = str(error)
+        if not isinstance(error, RemoteError):
+            self._suggested = 0  # who was suggested may be up for others only, and the master says anew
         self.member.session.outages.failed(self.queue.broker_name, f"pulling {self.queue}", error)
         if isinstance(error, NotConnectedError):
             # The broker may have moved.
