@@ -9,6 +9,9 @@ from datetime import UTC, datetime
 import pytest
 
 from aiorocket.client.message import Message
+from aiorocket.client.pull.pull_consumer import PullConsumer
+from aiorocket.client.push.consumer import Consumer
+from aiorocket.model import Queue
 from aiorocket.storage.store import MessageStore
 from aiorocket.testing import SimBroker, SimCluster, Simulation, check, checkers, simulate
 
@@ -140,5 +143,80 @@ def test_a_first_message_that_comes_while_a_member_looks_for_the_end_is_not_pass
             await cluster.settled({"g": ["t"]})
             assert cluster.brokers[0].faults.struck[30] == 1
         assert {event.key for event in cluster.history.of("finished")} == {"first"}
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize("how", ["subscribe", "assign"])
+def test_a_pull_consumer_that_dies_before_its_first_commit_has_said_where_it_began(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MessageStore, "is_young", lambda *_: False)
+
+    async def begin(cluster: SimCluster, consumer: PullConsumer) -> None:
+        await consumer.start()
+        if how == "subscribe":
+            await consumer.subscribe("t", start_from="last")
+        else:
+            await consumer.assign(await consumer.queues("t"), start_from="last")
+
+    async def scenario(sim: Simulation) -> None:
+        async with SimCluster(sim) as cluster:
+            await cluster.create_topic("t", 2)
+            sender = await cluster.producer()
+            for number in range(4):
+                await sender.send("t", f"old{number}")
+            hosts = [sim.host(f"10.2.0.{number}") for number in (1, 2)]
+            first, second = (PullConsumer("g", nameservers=cluster.endpoints, env=sim.env()) for _ in hosts)
+            await hosts[0].run(begin(cluster, first))
+            hosts[0].kill()
+            for number in range(4):
+                await sender.send("t", f"new{number}")
+            await hosts[1].run(begin(cluster, second))
+            found: list[Message] = []
+            while len(found) < 4:
+                more = await hosts[1].run(second.fetch(timeout=30))
+                assert more
+                found += more
+            assert {message.body for message in found} == {b"new0", b"new1", b"new2", b"new3"}
+            await hosts[1].run(second.stop())
+
+    simulate(scenario)
+
+
+def test_what_comes_while_a_first_member_is_told_of_its_queues_is_the_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second one takes some of them over at that moment, which must not look for their end once more."""
+    monkeypatch.setattr(MessageStore, "is_young", lambda *_: False)
+
+    async def scenario(sim: Simulation) -> None:
+        seen: set[bytes] = set()
+
+        async def hook(queues: list[Queue]) -> None:
+            await asyncio.sleep(3)
+
+        async def listener(message: Message) -> None:
+            await asyncio.sleep(0.5)
+            seen.add(message.body)
+
+        async with SimCluster(sim) as cluster:
+            await cluster.create_topic("t", 4)
+            sender = await cluster.producer()
+            for number in range(4):
+                await sender.send("t", f"old{number}")
+            hosts = [sim.host(f"10.2.0.{number}") for number in (1, 2)]
+            members, starts = [], []
+            for host in hosts:
+                member = Consumer("g", nameservers=cluster.endpoints, env=sim.env(), on_assigned=hook)
+                member.listener("t", start_from="last", concurrency=1)(listener)
+                members.append(member)
+                starts.append(asyncio.ensure_future(host.run(member.start())))
+                await asyncio.sleep(1)
+                for number in range(20):
+                    await sender.send("t", f"new{len(members)}-{number}")
+            await asyncio.gather(*starts)
+            await cluster.settled({"g": ["t"]})
+            assert len(seen) == 40
+            for host, member in zip(hosts, members, strict=True):
+                await host.run(member.stop())
 
     simulate(scenario)

@@ -32,10 +32,12 @@ _WIRE = {
 
 
 class Start(NamedTuple):
-    """Where a member begins in a queue. ``stored`` says whether ``offset`` is what the store has for the group."""
+    """Where a member begins in a queue. ``stored`` says whether ``offset`` is what the store has for the group,
+    ``at_end`` that it is the queue's end, which is another one as soon as a message comes."""
 
     offset: int
     stored: bool
+    at_end: bool = False
 
 
 class Ask(Enum):

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from aiorocket.client.core.offsets import OffsetTable
 from aiorocket.client.core.retry import remote_error
+from aiorocket.client.core.start_from import Start
 from aiorocket.client.group.held_queue import HeldQueue
 from aiorocket.client.group.member import Member
 from aiorocket.errors import NotConnectedError, RemoteError, RocketError
@@ -96,6 +97,16 @@ class Commits:
             for queue, offset in positions.items():
                 self.offsets.repair(queue, offset)
             return await self._write(lambda: list(positions.items()))
+
+    async def store_ends(self, starts: Mapping[Queue, Start]) -> dict[Queue, Start]:
+        """``starts``, and those at an end are stored before anything is read: until the first commit the group would
+        have no offset there, and who looks for the end next passes over what has come meanwhile."""
+        ends = {queue: start.offset for queue, start in starts.items() if start.at_end}
+        failures = await self.repair(ends) if ends else {}
+        return {
+            queue: start._replace(stored=True) if queue in ends and queue not in failures else start
+            for queue, start in starts.items()
+        }
 
     def forget(self, queue: Queue) -> None:
         """The queue is given up; what comes of it later changes nothing here."""

@@ -28,7 +28,7 @@ class Membership:
     ) -> None:
         #: Wall clock, milliseconds; 0 before the start.
         self.started_ms = 0
-        self.rebalancer = Rebalancer(member, assignment, commits.offset_store)
+        self.rebalancer = Rebalancer(member, assignment, commits)
         self._member = member
         self._session = member.session
         self._consumer = consumer

@@ -17,7 +17,7 @@ from aiorocket.client.core.namespace import unwrap
 from aiorocket.client.core.routes import TopicRoute
 from aiorocket.client.core.start_from import Start, StartFrom
 from aiorocket.client.group.broker_assignment import ask_assignment
-from aiorocket.client.group.commits import OffsetStore
+from aiorocket.client.group.commits import Commits
 from aiorocket.client.group.filter_check import check_expression
 from aiorocket.client.group.held_queue import HeldQueue
 from aiorocket.client.group.member import Member
@@ -93,12 +93,12 @@ class Rebalancer:
     """Runs rounds: regularly, when told to, and soon again after one that left something open. ConfigError when the
     member's config names a strategy that is none."""
 
-    def __init__(self, member: Member, assignment: Assignment, store: OffsetStore) -> None:
+    def __init__(self, member: Member, assignment: Assignment, commits: Commits) -> None:
         self._member = member
         self._session = member.session
         self._config = member.config
         self._assignment = assignment
-        self._store = store
+        self._commits = commits
         self._strategy = in_namespace(member.namespace, find_strategy(member.config.allocate))
         #: Brokers decide, and may have topics popped.
         self._by_broker = isinstance(member.config, ConsumerConfig) and member.config.rebalance == "broker"
@@ -200,6 +200,8 @@ class Rebalancer:
             await self._release_strays(wanted)
             starts = await self._starts(change.added, problems, optional)
             if starts and not self._abandoned:
+                starts = await self._commits.store_ends(starts)
+            if starts and not self._abandoned:
                 await self._assignment.prepare(starts)
                 locked = self._still_locked(starts, optional)
                 if len(locked) < len(starts):
@@ -256,7 +258,7 @@ class Rebalancer:
             if queue.topic in self._member.popping:
                 return Start(0, True)  # the broker knows
             try:
-                return await start_offset(self._member, self._store, queue)
+                return await start_offset(self._member, self._commits.offset_store, queue)
             except (RocketError, ProtocolError) as error:
                 without = queue.topic == self._member.retry_topic or self._only_away(queue, error)
                 (optional if without else problems).append(error)

@@ -41,6 +41,7 @@ async def start_offset(member: Member, store: OffsetStore, queue: Queue) -> Star
             # but Apache's since 5.0 not an empty one.
             if offset > 0 and (known := await store.read(queue)) >= 0:
                 return Start(known, known > 0)
+            return Start(max(0, offset), False, at_end=True)
         case Ask.TIME:
             header = SearchOffsetRequestHeader(topic, queue_id, start.millis)
             answer = await call(address, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from types import TracebackType
 
@@ -27,9 +28,10 @@ from aiorocket.client.registered import GroupMember
 from aiorocket.client.session import HasSession, Session
 from aiorocket.client.state import ConsumerState
 from aiorocket.config import MissingTopics, PullConsumerConfig
-from aiorocket.errors import UsageError
+from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import Queue, check_topic
 from aiorocket.runtime.env import Env
+from aiorocket.runtime.own_loop import need_loop
 from aiorocket_protocol import ALL_TAGS, CLUSTERING, CONSUME_ACTIVELY, SQL92, ConsumerData, SubscriptionData
 
 __all__ = ("PullConsumer",)
@@ -205,6 +207,7 @@ class PullConsumer:
         sought back.
         """
         self._need_open()
+        need_loop(self.client.loop, self._member.lifecycle.what)
         ends = {each: each.cursor.position for each in self._fetchers()} if batch is None else self._ends(batch)
         asked = set()
         for fetcher, end in ends.items():
@@ -415,6 +418,12 @@ class PullConsumer:
                 if isinstance(start, BaseException):
                     raise start
                 starts[queue] = start
+            # Apache's brokers since 5.0 store nothing for a group that they have not heard of.
+            for address in {self._member.master_address(queue) for queue, start in starts.items() if start.at_end}:
+                if address is not None:
+                    with suppress(RocketError):
+                        await self.client.member_connection(address)
+            starts = await self._commits.store_ends(starts)
             gone = [each for each in self._fetchers() if each.queue not in wanted]
             await self._queues.end(gone, revoked=False)
             before, self._member.subscriptions = self._member.subscriptions, subscriptions
