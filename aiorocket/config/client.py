@@ -227,7 +227,8 @@ class ConsumerConfig:
     #: queues to take; client/core/balance.py makes those for CONFIG, MACHINE_ROOM and MACHINE_ROOM_NEARBY. In a
     #: namespace a function is given topics as they are called on the wire, and may answer with either name.
     allocate: str | Callable[[Sequence[Queue], Sequence[str], str], list[Queue]] = "AVG"
-    #: Messages of all queues that may wait for a worker before pulls that would bring more wait too.
+    #: Messages of all queues that may wait for a worker before pulls that would bring more wait too; but for one pull
+    #: at a time, of each broker, for a topic whose listeners have nothing waiting.
     max_backlog: int = 16_384
     #: The next look after a rebalance that left something open.
     rebalance_retry: float = 1.0

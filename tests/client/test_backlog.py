@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,16 +24,16 @@ def test_the_limit_holds_and_everybody_has_a_turn(seed: int, limit: int, pull_si
 
     async def main(sim: Simulation) -> None:
         nonlocal waiting, most, turns
-        backlog = Backlog(limit, pull_size, lambda: waiting)
+        backlog = Backlog(limit, pull_size, lambda: waiting, lambda _: not waiting)
 
         async def fetcher() -> None:
             nonlocal waiting, most, turns
             for _ in range(5):
-                await backlog.acquire("b")
+                await backlog.acquire("b", "t")
                 await asyncio.sleep(chance.random())
                 waiting += chance.randrange(pull_size + 1)
                 most = max(most, waiting)
-                backlog.release("b")
+                backlog.release("b", "t")
                 turns += 1
 
         async def worker() -> None:
@@ -54,12 +55,12 @@ def test_the_limit_holds_and_everybody_has_a_turn(seed: int, limit: int, pull_si
 
 def test_who_is_cancelled_in_the_line_leaves_its_place() -> None:
     async def main(sim: Simulation) -> None:
-        backlog = Backlog(1, 1, lambda: 0)
-        await backlog.acquire("b")
-        tasks = [asyncio.ensure_future(backlog.acquire("b")) for _ in range(3)]
+        backlog = Backlog(1, 1, lambda: 0, lambda _: True)
+        await backlog.acquire("b", "t")
+        tasks = [asyncio.ensure_future(backlog.acquire("b", "t")) for _ in range(3)]
         await asyncio.sleep(0)
         tasks[0].cancel()
-        backlog.release("b")  # the second one's turn ...
+        backlog.release("b", "t")  # the second one's turn ...
         tasks[1].cancel()  # ... which it cannot take any more
         for task in tasks[:2]:
             with contextlib.suppress(asyncio.CancelledError):
@@ -67,10 +68,10 @@ def test_who_is_cancelled_in_the_line_leaves_its_place() -> None:
         await asyncio.wait_for(tasks[2], 1)
         assert [task.cancelled() for task in tasks] == [True, True, False]
         # It has the one place there is: whoever went away has freed none but its own.
-        last = asyncio.ensure_future(backlog.acquire("b"))
+        last = asyncio.ensure_future(backlog.acquire("b", "t"))
         await asyncio.sleep(1)
         assert not last.done()
-        backlog.release("b")
+        backlog.release("b", "t")
         await asyncio.wait_for(last, 1)
 
     simulate(main)
@@ -78,11 +79,11 @@ def test_who_is_cancelled_in_the_line_leaves_its_place() -> None:
 
 def test_a_broker_that_does_not_answer_holds_up_nobody_else() -> None:
     async def main(sim: Simulation) -> None:
-        backlog = Backlog(64, 32, lambda: 0)
+        backlog = Backlog(64, 32, lambda: 0, lambda _: True)
         for _ in range(2):
-            await backlog.acquire("silent")
-        stuck = asyncio.ensure_future(backlog.acquire("silent"))
-        await asyncio.wait_for(backlog.acquire("other"), 1)
+            await backlog.acquire("silent", "t")
+        stuck = asyncio.ensure_future(backlog.acquire("silent", "t"))
+        await asyncio.wait_for(backlog.acquire("other", "t"), 1)
         assert not stuck.done()
         stuck.cancel()
 
@@ -110,6 +111,104 @@ def test_a_consumer_with_many_queues_takes_no_more_than_its_workers_get_to() -> 
                 await asyncio.sleep(0.005)
         # What waits, what the two workers have, and no queue starved.
         assert 32 <= most <= 64 + 2
+
+    simulate(main)
+
+
+def test_a_listener_that_hangs_holds_up_no_other() -> None:
+    """Its messages fill the line; those of another topic had no turn in it, for as long as it hung."""
+
+    async def main(sim: Simulation) -> None:
+        quick: list[bytes] = []
+        begun = 0
+
+        async def hang(message: Message) -> None:
+            nonlocal begun
+            begun += 1
+            await asyncio.sleep(100_000)
+
+        async def on_message(message: Message) -> None:
+            quick.append(message.body)
+            if message.attempt == 1:
+                raise ValueError("once")
+
+        async with SimCluster(sim) as cluster:
+            await cluster.create_topic("slow", 20)
+            await cluster.create_topic("quick", 4)
+            sender = await cluster.producer()
+            for number in range(600):
+                await sender.send("slow", f"s{number}")
+            config = ConsumerConfig(max_backlog=64, pull_batch_size=16, concurrency=2)
+            member = await cluster.consumer("g", {"slow": hang, "quick": on_message}, config=config)
+            await asyncio.sleep(10)
+            assert begun == 2
+            for number in range(300):
+                await sender.send("quick", f"q{number}")
+            await asyncio.sleep(1)
+            assert len(quick) == 300
+            assert member.consumer.state().cached <= 64 + 2
+            await asyncio.sleep(60)
+            assert len(quick) == 600  # and its retries, in the topic of both
+            member.kill()
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("other", ["a listener", "a stream"])
+def test_a_topic_is_not_idle_while_one_of_its_takers_hangs(other: str) -> None:
+    """Who takes other tags has nothing that waits, and got a pull at a time until the topic was here."""
+
+    async def main(sim: Simulation) -> None:
+        async def hang(message: Message) -> None:
+            await asyncio.sleep(100_000)
+
+        async def on_message(message: Message) -> None:
+            pass
+
+        async with SimCluster(sim) as cluster:
+            await cluster.create_topic("t", 40)
+            sender = await cluster.producer()
+            for number in range(400):
+                await sender.send("t", f"m{number}", tag="a")
+            config = ConsumerConfig(max_backlog=64, pull_batch_size=16, concurrency=2)
+            host = sim.host("10.2.0.1")
+            consumer = Consumer("g", nameservers=cluster.endpoints, env=sim.env(), config=config)
+            consumer.listener("t", tags="a", start_from="first")(hang)
+
+            async def start() -> None:
+                if other == "a listener":
+                    consumer.listener("t", tags="b", start_from="first")(on_message)
+                else:
+                    await consumer.subscribe("t", "b")
+                await consumer.start()
+
+            await host.run(start())
+            await asyncio.sleep(30)
+            assert 2 < consumer.state().cached <= 64 + 2
+            host.kill()
+
+    simulate(main)
+
+
+def test_a_pull_of_one_topic_costs_the_same_beside_hundreds_that_wait() -> None:
+    """A start of 400 topics took 24 s: what waits was counted for each of them, at the end of each pull."""
+
+    async def main(sim: Simulation) -> None:
+        counted = 0
+
+        def waiting() -> int:
+            nonlocal counted
+            counted += 1
+            return 0
+
+        async def pull(topic: str) -> None:
+            await backlog.acquire("b", topic)
+            await asyncio.sleep(1)
+            backlog.release("b", topic)
+
+        backlog = Backlog(64, 32, waiting, lambda topic: False)
+        await asyncio.gather(*[pull(f"t{number}") for number in range(400)])
+        assert counted < 3 * 400
 
     simulate(main)
 

@@ -135,5 +135,7 @@ class Subscriptions(Generic[S]):
                 return each.sink
         return registrations[0].sink
 
-    def sinks(self) -> list[S]:
-        return list(dict.fromkeys(each.sink for group in self._by_topic.values() for each in group))
+    def sinks(self, topic: str | None = None) -> list[S]:
+        """Of ``topic``; of all without one."""
+        groups = self._by_topic.values() if topic is None else [self._by_topic.get(topic, [])]
+        return list(dict.fromkeys(each.sink for group in groups for each in group))

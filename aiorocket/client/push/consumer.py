@@ -104,8 +104,9 @@ class Consumer(Router):
         self._topics = Topics(member, self._stream)
         self._settlement = Settlement(member, self.config, self._topics.dispatch_again)
         self._backlog = Backlog(
-            self.config.max_backlog, self.config.pull_batch_size, lambda: sum(sink.backlog for sink in self._sinks)
-        )
+            self.config.max_backlog, self.config.pull_batch_size, lambda: sum(sink.backlog for sink in self._sinks),
+            self._topics.idle,
+        )  # fmt: skip
         local = LocalOffsets(self.client.env.disk, self._offset_path) if member.broadcasting else None
         self._commits = Commits(member, local or RemoteOffsets(member))
         pulling = Pulling(

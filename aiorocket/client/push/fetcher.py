@@ -102,15 +102,15 @@ class Fetcher(HeldQueue):
         if not self._expects:
             self.pulling_since = self._session.loop.time()
             return await self._pull()
-        backlog, broker = self._pulling.backlog, self.queue.broker_name
-        await backlog.acquire(broker)
+        backlog, topic, broker = self._pulling.backlog, self.queue.topic, self.queue.broker_name
+        await backlog.acquire(broker, topic)
         try:
             if self.paused:  # while it waited for its turn
                 return 0.0
             self.pulling_since = self._session.loop.time()
             return await self._pull()
         finally:
-            backlog.release(broker)
+            backlog.release(broker, topic)
 
     async def _wait_for_turn(self) -> bool:
         """Return when the next pull may go out; False when there is none to come."""

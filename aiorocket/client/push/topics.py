@@ -73,6 +73,13 @@ class Topics:
         else:
             self._only.pop(topic, None)
 
+    def idle(self, topic: str) -> bool:
+        """Nothing waits for those who take messages of ``topic``, or for some of those whose retries come in it: that
+        is one queue for all, where the queues of a topic would fill up for who hangs beside another."""
+        retry = topic == self._member.retry_topic
+        takers = self._subscribed.sinks(None if retry else topic)
+        return (any if retry else all)(isinstance(taker, MessageStream) or not taker.backlog for taker in takers)
+
     def stream_full(self, topic: str) -> bool:
         """Messages of ``topic`` may go to the async iterator, and that has enough."""
         return topic in self._streamed and self.stream.full
