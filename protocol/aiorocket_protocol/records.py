@@ -249,8 +249,12 @@ class RecordView:
 
     @property
     def msg_id(self) -> str:
-        """UNIQ_KEY, else the offset id."""
-        return self._property(PROPERTY_UNIQ_KEY, _UNIQ_KEY) or self.offset_msg_id
+        """UNIQ_KEY, else the offset id; also where that is no text, as a message that came in a batch may have it: no
+        log line of it may fail."""
+        try:
+            return self._property(PROPERTY_UNIQ_KEY, _UNIQ_KEY) or self.offset_msg_id
+        except ProtocolError:
+            return self.offset_msg_id
 
     @property
     def offset_msg_id(self) -> str:

@@ -6,11 +6,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from aiorocket.client.app import Client
 from aiorocket.client.exits import DeadLetter
 from aiorocket.client.message import Message
 from aiorocket.client.push.consumer import Consumer
@@ -19,6 +21,8 @@ from aiorocket.errors import RocketError
 from aiorocket.model import Queue
 from aiorocket.testing import SimClock, Simulation, simulate
 from aiorocket.testing.cluster import SimCluster
+from aiorocket_protocol import RequestCode, SendMessageRequestHeaderV2
+from aiorocket_protocol.batch import encode_batch
 
 Scenario = Callable[[SimCluster], Awaitable[None]]
 FIRST = Queue("t", "broker-1", 0)
@@ -95,6 +99,61 @@ def test_an_exception_without_a_text_costs_no_worker(options: dict[str, Any], er
         (dead,) = cluster.note_dead_letters("g")["g"]
         assert dead.properties["DLQ_ERROR"] in ("Wordless", "RuntimeError", "DeadLetter")
         assert "whose text cannot be had" in dead.properties["DLQ_REASON"]
+
+    run(scenario)
+
+
+async def send_batch(cluster: SimCluster, properties: bytes) -> None:
+    """Two messages, "bad" with these properties and "good"."""
+
+    async def send() -> None:
+        async with Client(nameservers=cluster.endpoints, env=cluster.sim.env()) as client:
+            header = SendMessageRequestHeaderV2("p", "t", "TBW102", 4, 0, 0, 1, 0, batch=True)
+            body = encode_batch([(b"bad", 0, properties), (b"good", 0, b"")])
+            await client.session.call(cluster.brokers[0].endpoint, RequestCode.SEND_BATCH_MESSAGE, header, body=body)
+
+    await cluster.sim.host("10.2.0.1").run(send())
+
+
+@pytest.mark.parametrize("serializer", ["auto", "json"])
+def test_a_dead_letter_has_all_properties_that_its_broker_takes(serializer: str) -> None:
+    """To Apache's brokers it goes as a message with the reason first, which needs room."""
+
+    async def scenario(cluster: SimCluster) -> None:
+        async def on_message(message: Message) -> None:
+            raise ValueError("no")
+
+        await send_batch(cluster, b"long\1" + b"x" * 32_400 + b"\2")
+        config = cluster.client_config
+        config = replace(config, remoting=replace(config.remoting, serializer=serializer))
+        await cluster.consumer("g", "t", on_message, max_attempts=1, client=config)
+        await cluster.settled({"g": ["t"]})
+        dead = {each.body: each for each in cluster.note_dead_letters("g")["g"]}
+        assert len(dead[b"bad"].properties["long"]) == 32_400
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("properties", [b"city\1\xc4\xe3\2", b"UNIQ_KEY\1\xff\2", b"long\1" + b"x" * 32_700 + b"\2"])
+@pytest.mark.parametrize("options", [{}, {"orderly": True}])
+def test_properties_that_no_copy_can_have_keep_no_message_from_the_dead_letters(
+    options: dict[str, Any], properties: bytes
+) -> None:
+    """A batch is stored as it comes. What was not text, or left no room, kept its queue standing for ever."""
+
+    async def scenario(cluster: SimCluster) -> None:
+        seen: list[bytes] = []
+
+        async def on_message(message: Message) -> None:
+            seen.append(message.body)
+            if message.body == b"bad":
+                raise ValueError("no")
+
+        await send_batch(cluster, properties)
+        await cluster.consumer("g", "t", on_message, concurrency=1, max_attempts=2, **options)
+        await cluster.settled({"g": ["t"]})
+        assert Counter(seen) == {b"bad": 2, b"good": 1}
+        assert [dead.body for dead in cluster.note_dead_letters("g")["g"]] == [b"bad"]
 
     run(scenario)
 

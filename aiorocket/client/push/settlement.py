@@ -48,6 +48,8 @@ log = logging.getLogger("aiorocket.client")
 _SEND_BACK_TIMEOUT = 5.0
 #: Of the stored record only how the body is compressed goes into the copy.
 _KEPT_FLAGS = SYS_FLAG_COMPRESSED | COMPRESSION_MASK
+#: Bytes of properties that a dead letter is sent with at most: its broker adds some about where it came from.
+_MOST_PROPERTIES = MAX_PROPERTIES - 512
 #: Properties that say where a message was on its way to here; a copy must not repeat them.
 _NOT_COPIED = frozenset(
     (
@@ -212,7 +214,7 @@ class Settlement:
         connection = await session.connection(address, _SEND_BACK_TIMEOUT)
         if connection.serialize_type != MSGPACK:
             try:
-                await self._by_message(message, delay_level, limit, reason)
+                await self._by_message(message, delay_level, limit, reason, whole=True)
                 return
             except (RocketError, ProtocolError) as refused:
                 log.info("message %s goes to the dead letters without its reason: %s", message.msg_id, refused)
@@ -222,22 +224,28 @@ class Settlement:
         if answer.code:
             raise remote_error(answer.code, answer.remark, request=code.name, address=address)
 
-    async def _by_message(self, message: Message, delay_level: int, limit: int, reason: dict[str, str]) -> None:
+    async def _by_message(
+        self, message: Message, delay_level: int, limit: int, reason: dict[str, str], *, whole: bool = False
+    ) -> None:
         """The fall-back, as in Java: a new message to the retry topic, at any broker that has it. The broker moves what
-        has been tried more often than allowed to the dead letters by itself."""
+        has been tried more often than allowed to the dead letters by itself. A dead letter goes without its longest
+        properties where they leave no room, unless it is to be ``whole``."""
         times = message.reconsume_times + 1
         dead = delay_level < 0 or times >= limit
         topic = self._member.retry_topic
-        sent = decode_properties(message.raw_properties)  # without what middleware made of them
+        sent = _sent_properties(message)
         properties = {name: value for name, value in sent.items() if name not in _NOT_COPIED}
         properties[PROPERTY_RETRY_TOPIC] = message._wire_topic
         properties[PROPERTY_ORIGIN_MESSAGE_ID] = sent.get(PROPERTY_ORIGIN_MESSAGE_ID, message.msg_id)
+        if dead and not whole:
+            _make_room(properties)
         if not dead:
             properties[PROPERTY_DELAY] = str(delay_level or FIRST_RETRY_LEVEL + times - 1)
         text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
         if dead and reason:
             said = text + "".join(f"{name}\x01{value}\x02" for name, value in reason.items())
-            text = said if len(said.encode()) <= MAX_PROPERTIES else text  # its own properties may leave no room
+            most = MAX_PROPERTIES if whole else _MOST_PROPERTIES
+            text = said if len(said.encode()) <= most else text  # its own properties may leave no room
         copy = EncodedMessage(
             INNER_PRODUCER, topic, message.raw_body, text, message.msg_id, message.sys_flag & _KEPT_FLAGS, message.flag,
             message.born_timestamp, reconsume_times=max(times, limit) if dead else times,
@@ -252,3 +260,26 @@ class Settlement:
 
     async def _look_up(self, topic: str) -> Publish:
         return Publish(await self._member.session.route(topic, refresh=True), start=0, provisional=False)
+
+
+def _sent_properties(message: Message) -> dict[str, str]:
+    """Without what middleware made of them. What cannot stand in them, but does in one that came in a batch, is a
+    question mark, as in copies that brokers make: nobody would take it from the front of its queue otherwise."""
+    raw = message.raw_properties
+    try:
+        found = decode_properties(raw)
+    except ProtocolError:
+        found = decode_properties(raw.decode("utf-8", "replace").replace("\ufffd", "?").encode())
+    return {name: value.replace("\1", "?") for name, value in found.items()}
+
+
+def _make_room(properties: dict[str, str]) -> None:
+    """Drop the longest, while there are more than a dead letter may have: better than a message that nobody takes."""
+    sizes = {name: len(f"{name}{value}".encode()) + 2 for name, value in properties.items()}
+    over = sum(sizes.values()) - _MOST_PROPERTIES
+    for name in sorted(sizes.keys() - {PROPERTY_RETRY_TOPIC}, key=lambda name: -sizes[name]):
+        if over <= 0:
+            return
+        log.warning("a dead letter goes without its property %.100s: its broker would not take so many", name)
+        del properties[name]
+        over -= sizes[name]
