@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 
 from aiorocket.model import Queue
 from aiorocket.spark.columns import ROW_COLUMNS, arrow_schema
-from aiorocket.spark.steps.files.hours import HourWriter
-from aiorocket.spark.steps.files.manifest import Archive, Commit, FileOrigin, Snapshot, lasting, spans
+from aiorocket.spark.steps.files.hours import HourWriter, lasting
+from aiorocket.spark.steps.files.manifest import Archive, Commit, FileOrigin, Snapshot, spans
 
 __all__ = ("DISTINCT", "QUEUES", "RECORD_BYTES", "TOPIC", "make_archive")
 

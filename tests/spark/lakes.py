@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from aiorocket.model import Queue
 from aiorocket.spark.columns import ROW_COLUMNS, arrow_schema
-from aiorocket.spark.steps.files.hours import HourWriter
-from aiorocket.spark.steps.files.manifest import Archive, Commit, FileOrigin, Snapshot, Span, lasting, spans
+from aiorocket.spark.steps.files.hours import HourWriter, lasting
+from aiorocket.spark.steps.files.manifest import Archive, Commit, FileOrigin, Snapshot, Span, spans
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 HOUR = 3_600_000_000

@@ -19,9 +19,9 @@ from aiorocket.runtime.clock import WallClock
 from aiorocket.spark.steps import Table, iceberg_table
 from aiorocket.spark.steps.files import iceberg, iceberg_catalog
 from aiorocket.spark.steps.files.folder import Folder
-from aiorocket.spark.steps.files.hours import HourWriter
+from aiorocket.spark.steps.files.hours import HourWriter, lasting
 from aiorocket.spark.steps.files.iceberg import expire_iceberg, sync_iceberg
-from aiorocket.spark.steps.files.manifest import Archive, DataFile, FileOrigin, Snapshot, Span, lasting
+from aiorocket.spark.steps.files.manifest import Archive, DataFile, FileOrigin, Snapshot, Span
 from tests.spark.kills import s3_environment
 from tests.spark.lakes import add, make, rows_of
 from tests.spark.test_object_store import s3

@@ -25,14 +25,13 @@ from aiorocket.spark.steps.files import folder as folder_module
 from aiorocket.spark.steps.files import hours
 from aiorocket.spark.steps.files.delta import check_delta, sync_delta
 from aiorocket.spark.steps.files.folder import Folder
-from aiorocket.spark.steps.files.hours import HourWriter, count_files
+from aiorocket.spark.steps.files.hours import HourWriter, count_files, lasting
 from aiorocket.spark.steps.files.manifest import (
     Commit,
     DataFile,
     FileOrigin,
     Snapshot,
     Span,
-    lasting,
     partition_folder,
     partition_of,
 )

@@ -25,6 +25,7 @@ from aiorocket.spark.positions import starting_offsets
 from aiorocket.spark.steps.files.claims import Claim, claim, leave_nothing
 from aiorocket.spark.steps.files.delta import sync_delta
 from aiorocket.spark.steps.files.folder import Folder
+from aiorocket.spark.steps.files.hours import lasting
 from aiorocket.spark.steps.files.iceberg import METADATA, sync_iceberg
 from aiorocket.spark.steps.files.iceberg_catalog import FILE, NOTE
 from aiorocket.spark.steps.files.last_rows import last_rows, stored_at
@@ -38,7 +39,6 @@ from aiorocket.spark.steps.files.manifest import (
     FileOrigin,
     Snapshot,
     Span,
-    lasting,
 )
 from aiorocket.spark.steps.proof import total
 from aiorocket.spark.steps.report import Progress, ProgressCall, StepReport, waiting

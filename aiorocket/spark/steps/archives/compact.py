@@ -20,6 +20,7 @@ from aiorocket.spark.steps.archives.merge import merge_task
 from aiorocket.spark.steps.files.claims import Claim, claim
 from aiorocket.spark.steps.files.delta import check_delta
 from aiorocket.spark.steps.files.file_jobs import files_of, run_tasks
+from aiorocket.spark.steps.files.hours import lasting
 from aiorocket.spark.steps.files.iceberg import expire_iceberg
 from aiorocket.spark.steps.files.manifest import (
     DATA,
@@ -29,7 +30,6 @@ from aiorocket.spark.steps.files.manifest import (
     DataFile,
     FileOrigin,
     Snapshot,
-    lasting,
 )
 from aiorocket.spark.steps.report import Progress, ProgressCall, StepReport, waiting
 from aiorocket.spark.steps.tables.table import Table

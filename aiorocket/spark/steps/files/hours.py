@@ -7,7 +7,8 @@ one before 1970 or after 9999, to the hour 0 of 1970. ``rows.with_hours`` is the
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,12 +19,21 @@ from aiorocket.errors import RocketError
 from aiorocket.model import Queue
 from aiorocket.runtime.entropy import Entropy
 from aiorocket.spark.columns import arrow_schema
-from aiorocket.spark.steps.files.manifest import LAST_HOUR, PARTITIONS, DataFile, Span, partition_folder, partition_of
+from aiorocket.spark.steps.files.manifest import (
+    DATA,
+    LAST_HOUR,
+    PARTITIONS,
+    DataFile,
+    FileOrigin,
+    Span,
+    partition_folder,
+    partition_of,
+)
 
 if TYPE_CHECKING:
     from aiorocket.spark.steps.files.folder import Folder
 
-__all__ = ("HourWriter", "by_queue", "count_files", "table_schema", "written_files")
+__all__ = ("HourWriter", "by_queue", "count_files", "lasting", "table_schema", "written_files")
 
 _HOUR_US = 3_600_000_000
 #: A row group: large enough to compress and to scan well, small enough for a task's memory.
@@ -222,3 +232,15 @@ def written_files(folder: Folder, below: str) -> list[DataFile]:
     names = [name.removeprefix(f"{below}/") for name in folder.walk(below)]
     data = [name for name in names if name.endswith(".parquet") and name.rpartition("/")[2][0] not in "._"]
     return count_files(folder, below, data)
+
+
+def lasting(files: Iterable[DataFile], staging: str, origin: FileOrigin) -> tuple[list[DataFile], dict[str, str]]:
+    """Files that were written below ``staging``, with their lasting paths, and the moves that bring them there. The
+    names tell where they come from."""
+    placed, moves = [], {}
+    for file in files:
+        folder, _, name = file.path.rpartition("/")
+        target = f"{DATA}/{folder}/{origin}-{name}"
+        moves[f"{staging}/{file.path}"] = target
+        placed.append(replace(file, path=target))
+    return placed, moves

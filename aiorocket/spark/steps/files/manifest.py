@@ -30,7 +30,6 @@ __all__ = (
     "Span",
     "Snapshot",
     "Superseded",
-    "lasting",
     "partition_folder",
     "partition_of",
     "spans",
@@ -220,18 +219,6 @@ def partition_folder(topic: str, hours: int) -> str:
     """The folder of ``topic`` and of the hour ``hours`` after 1970-01-01T00 UTC, with Spark's escapes."""
     at = datetime.fromtimestamp(hours * 3600, UTC)
     return f"topic={quote(topic, safe='|')}/dt={at:%Y-%m-%d}/hour={at:%H}"
-
-
-def lasting(files: Iterable[DataFile], staging: str, origin: FileOrigin) -> tuple[list[DataFile], dict[str, str]]:
-    """Files that were written below ``staging``, with their lasting paths, and the moves that bring them there. The
-    names tell where they come from."""
-    placed, moves = [], {}
-    for file in files:
-        folder, _, name = file.path.rpartition("/")
-        target = f"{DATA}/{folder}/{origin}-{name}"
-        moves[f"{staging}/{file.path}"] = target
-        placed.append(replace(file, path=target))
-    return placed, moves
 
 
 class FileOrigin(NamedTuple):
