@@ -67,7 +67,7 @@ def make_archive(
                 )
                 offsets[queue] += count
                 done += count
-        placed, moves = lasting(writer.finish(), staging, FileOrigin(False, number))
+        placed, moves = lasting(archive.folder, writer.finish(), staging, FileOrigin(False, number))
         archive.folder.move(moves)
         archive.folder.remove_tree(staging)
         snapshot = archive.publish(snapshot, Commit(placed, spans(placed)))

@@ -68,7 +68,7 @@ def add(
     writer = HourWriter(archive.folder, staging)
     for queue, offsets in ranges.items():
         writer.add(queue, rows_of(queue, offsets, minutes, archive.columns))
-    placed, moves = lasting(writer.finish(), staging, FileOrigin(False, snapshot.last + 1))
+    placed, moves = lasting(archive.folder, writer.finish(), staging, FileOrigin(False, snapshot.last + 1))
     archive.folder.move(moves)
     archive.folder.remove_tree(staging)
     counted = spans(placed)

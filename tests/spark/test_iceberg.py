@@ -40,7 +40,7 @@ def compacted(archive: Archive, snapshot: Snapshot) -> Snapshot:
     old = [each.path for each in snapshot.files if "hour=13" in each.path]
     staging = HourWriter(archive.folder, "_staging/c")
     staging.add(Q0, rows_of(Q0, range(60, 110)))
-    placed, moves = lasting(staging.finish(), "_staging/c", FileOrigin(True, 1))
+    placed, moves = lasting(archive.folder, staging.finish(), "_staging/c", FileOrigin(True, 1))
     archive.folder.move(moves)
     return archive.publish_generation(snapshot, old, placed)
 

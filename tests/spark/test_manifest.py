@@ -337,7 +337,7 @@ def test_delta_follows_the_manifest(tmp_path: Path) -> None:
     old = [each for each in before if "hour=13" in each.path]
     staging = HourWriter(archive.folder, "_staging/c")
     staging.add(Q0, rows_of(Q0, range(60, 110)))
-    placed, moves = lasting(staging.finish(), "_staging/c", FileOrigin(True, 1))
+    placed, moves = lasting(archive.folder, staging.finish(), "_staging/c", FileOrigin(True, 1))
     archive.folder.move(moves)
     snapshot = archive.publish_generation(snapshot, [each.path for each in old], placed)
     sync_delta(archive)

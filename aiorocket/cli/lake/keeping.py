@@ -270,7 +270,7 @@ def _need_archive(path: str, topics: tuple[str, ...] = (), *, or_table: bool = F
 
 def _show_archive(path: str, there: Any, as_json: bool) -> int:
     snapshot = there.snapshot()
-    there.folder.need({file.path: file.bytes for file in snapshot.files})
+    there.folder.need(snapshot.files)
     missing = {} if there.filtered else snapshot.missing()
     size = sum(file.bytes for file in snapshot.files)
     if as_json:
@@ -306,7 +306,7 @@ def _show_archive(path: str, there: Any, as_json: bool) -> int:
 
 def _show_table(path: str, there: Any, as_json: bool) -> int:
     snapshot = there.snapshot()
-    there.folder.need({file.path: file.bytes for file in snapshot.files})
+    there.folder.need(snapshot.files)
     parts = sorted({file.part for file in snapshot.files})
     if as_json:
         value = {

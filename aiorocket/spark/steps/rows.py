@@ -37,7 +37,7 @@ def archive_rows(
     Reads the files that the manifest names when this is called, no others, and of those only the hours asked for; it
     does not see what is archived later. Columns and their order are those of the source. UsageError where no archive
     is, and for a ``since`` or ``until`` without time zone; RocketError names a file that is gone or has another length
-    (on a disk), Spark one that is damaged.
+    or footer (on a disk), Spark one that is damaged elsewhere.
     """
     archive = Archive.open(path)
     return read_files(spark, archive, archive.snapshot().select(topics, since, until), since, until)
@@ -70,7 +70,7 @@ def read_files(
     """The rows of these files of an archive, those stored in ``[since, until)``, in the archive's columns."""
     if not files:
         return spark.createDataFrame([], spark_schema(archive.columns))
-    archive.folder.need({file.path: file.bytes for file in files})
+    archive.folder.need(files)
     # Told, not guessed from folder names: a topic may be called 007.
     reader = spark.read.schema(spark_schema(archive.columns)).option("basePath", archive.folder.uri(DATA))
     df = reader.options(**CHECKED).parquet(*(archive.folder.uri(file.path) for file in files)).select(*archive.columns)

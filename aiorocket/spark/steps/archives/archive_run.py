@@ -189,7 +189,7 @@ class Run:
 
     def publish(self, staging: str, commit: Commit) -> None:
         """Moves the files that a batch wrote below ``staging`` to their places and makes them visible, together."""
-        placed, moves = lasting(commit.files, staging, FileOrigin(False, self.snapshot.last + 1))
+        placed, moves = lasting(self.archive.folder, commit.files, staging, FileOrigin(False, self.snapshot.last + 1))
         try:
             self.archive.folder.move(moves)
         except FileNotFoundError as error:

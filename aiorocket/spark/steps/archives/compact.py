@@ -194,6 +194,8 @@ def _rewrite(
 ) -> tuple[Snapshot, list[DataFile]]:
     if archive.format == "delta":
         check_delta(archive, [file.path for group in groups for file in group.files])
+    for group in groups:
+        archive.folder.need(group.files)
     origin = FileOrigin(True, snapshot.generation + 1)
     staging = f"{STAGING}/{origin}-{Entropy().token(4).hex()}"
     place = (archive.folder.location, staging, archive.columns)
@@ -205,7 +207,7 @@ def _rewrite(
             archive.folder.remove_tree(staging)
         raise
     step("written")
-    placed, moves = lasting(written, staging, origin)
+    placed, moves = lasting(archive.folder, written, staging, origin)
     try:
         archive.folder.move(moves)
     except FileNotFoundError as error:

@@ -40,6 +40,7 @@ def count_files_by_queue(
     """Counts the rows of ``ranges``, or all, as ``count_by_queue`` does. None when that cannot be told from what each
     file holds: a row is there twice, or files of a queue reach into each other. RocketError names a file that cannot be
     read."""
+    archive.folder.need(files)
     told = None if ranges is None else [[*queue, *each] for queue, each in ranges.items()]
     cores = spark.sparkContext.defaultParallelism
     rows = sum(file.rows for file in files)

@@ -10,7 +10,8 @@ import json
 import os
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
+from zlib import crc32
 
 from pyarrow import ArrowException, fs
 
@@ -19,9 +20,9 @@ from aiorocket.runtime.entropy import Entropy
 from aiorocket.runtime.process import last_words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = ("CHECKED", "Folder", "unreadable")
+__all__ = ("CHECKED", "Folder", "Written", "unreadable")
 
 #: For Spark's reader of Parquet: pages have checksums, without which every tenth flipped bit is another value. (All
 #: that pyarrow reads for us is asked for ``page_checksum_verification``.)
@@ -44,6 +45,19 @@ def unreadable(address: str, error: Exception) -> RocketError:
         f"{address} cannot be read ({why:.200}): put it back from a copy, or begin another folder while the brokers "
         "have the messages"
     )
+
+
+class Written(Protocol):
+    """A file as it was written: its length, and that and the CRC-32 of its ``tail_of`` (``tail`` 0: nobody took it)."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def tail(self) -> int: ...
+    @property
+    def crc(self) -> int: ...
 
 
 class Folder:
@@ -118,18 +132,28 @@ class Folder:
     def size(self, name: str) -> int:
         return int(self._fs.get_file_info(self.full(name)).size)
 
-    def need(self, lengths: Mapping[str, int]) -> None:
+    def need(self, files: Sequence[Written]) -> None:
         """RocketError names the first of these files that is not there or has another length, as a file that a machine
-        lost power over: Spark passes over an empty one without a word. On a disk only: an object is there as it was
-        written or not at all, and to ask for each costs a request."""
+        lost power over: Spark passes over an empty one without a word. Or another tail: with a flipped bit there a
+        column is another one, or no row is found. On a disk only: an object is there as it was written or not at all,
+        and to ask for each costs a request."""
         if not self._local:
             return
-        found = self._fs.get_file_info([self.full(name) for name in lengths])
-        for (name, length), info in zip(lengths.items(), found, strict=True):
+        found = self._fs.get_file_info([self.full(file.path) for file in files])
+        for file, info in zip(files, found, strict=True):
             if info.type == fs.FileType.NotFound:
-                raise unreadable(self.uri(name), FileNotFoundError("there is no such file"))
-            if info.size != length:
-                raise unreadable(self.uri(name), OSError(f"{info.size} bytes of {length}"))
+                raise unreadable(self.uri(file.path), FileNotFoundError("there is no such file"))
+            if info.size != file.bytes:
+                raise unreadable(self.uri(file.path), OSError(f"{info.size} bytes of {file.bytes}"))
+            if file.tail and crc32(self._tail(file)) != file.crc:
+                raise unreadable(self.uri(file.path), OSError("its footer has another checksum than the manifest says"))
+
+    def _tail(self, file: Written) -> bytes:
+        try:
+            with self._fs.open_input_file(self.full(file.path)) as stream:
+                return bytes(stream.read_at(file.tail, file.bytes - file.tail))
+        except OSError as error:
+            raise unreadable(self.uri(file.path), error) from error
 
     def changed_ms(self, name: str) -> int:
         """When the file was written, in milliseconds since 1970 UTC."""

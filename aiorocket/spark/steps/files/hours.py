@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +34,7 @@ from aiorocket.spark.steps.files.manifest import (
 if TYPE_CHECKING:
     from aiorocket.spark.steps.files.folder import Folder
 
-__all__ = ("HourWriter", "by_queue", "count_files", "lasting", "table_schema", "written_files")
+__all__ = ("HourWriter", "by_queue", "count_files", "lasting", "table_schema", "tail_of", "written_files")
 
 _HOUR_US = 3_600_000_000
 #: A row group: large enough to compress and to scan well, small enough for a task's memory.
@@ -234,13 +235,34 @@ def written_files(folder: Folder, below: str) -> list[DataFile]:
     return count_files(folder, below, data)
 
 
-def lasting(files: Iterable[DataFile], staging: str, origin: FileOrigin) -> tuple[list[DataFile], dict[str, str]]:
-    """Files that were written below ``staging``, with their lasting paths, and the moves that bring them there. The
-    names tell where they come from."""
+def lasting(
+    folder: Folder, files: Iterable[DataFile], staging: str, origin: FileOrigin
+) -> tuple[list[DataFile], dict[str, str]]:
+    """Files that were written below ``staging``, with their lasting paths and their tails, and the moves that bring
+    them there. The names tell where they come from."""
     placed, moves = [], {}
     for file in files:
-        folder, _, name = file.path.rpartition("/")
-        target = f"{DATA}/{folder}/{origin}-{name}"
-        moves[f"{staging}/{file.path}"] = target
-        placed.append(replace(file, path=target))
+        where, _, name = file.path.rpartition("/")
+        here, target = f"{staging}/{file.path}", f"{DATA}/{where}/{origin}-{name}"
+        moves[here] = target
+        tail, crc = tail_of(folder, here)
+        placed.append(replace(file, path=target, tail=tail, crc=crc))
     return placed, moves
+
+
+def tail_of(folder: Folder, name: str) -> tuple[int, int]:
+    """What stands behind the last page of a Parquet file, where nothing has a checksum of its own (indexes and the
+    footer, by which columns, pages and rows are found): how many bytes, and their CRC-32. Zeros in an object store,
+    whose objects ``Folder.need`` does not look at."""
+    if not folder.local:
+        return 0, 0
+    with folder.filesystem.open_input_file(folder.full(name)) as stream:
+        metadata = pq.ParquetFile(stream).metadata
+        end = len(b"PAR1")
+        if metadata.num_row_groups:
+            last = metadata.row_group(metadata.num_row_groups - 1)
+            columns = [last.column(number) for number in range(last.num_columns)]
+            begins = [each.dictionary_page_offset or each.data_page_offset for each in columns]
+            end = max(begin + each.total_compressed_size for begin, each in zip(begins, columns, strict=True))
+        data = stream.read_at(stream.size() - end, end)
+    return len(data), crc32(data)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from aiorocket.client.pipeline.reading import unwrap, wrap
+from aiorocket.errors import RocketError
 from aiorocket.model import Queue
 from aiorocket.spark import bridge, cluster
 from aiorocket.spark.options import SourceOptions
@@ -41,13 +42,14 @@ def last_rows(archive: Archive, snapshot: Snapshot, ranges: Mapping[Queue, tuple
     found = {}
     for path, wanted in ends.items():
         try:
+            archive.folder.need([file for file in newest.values() if file.path == path][:1])
             rows = pq.read_table(
                 archive.folder.full(path), filesystem=archive.folder.filesystem, partitioning=None,
                 page_checksum_verification=True,
                 columns=["brokerName", "queueId", "queueOffset", "storeTimestamp"],
                 filters=[("queueOffset", "in", [end - 1 for end in wanted.values()])],
             )  # fmt: skip
-        except (OSError, pa.ArrowException):
+        except (OSError, pa.ArrowException, RocketError):
             continue
         offsets = rows.column("queueOffset").to_numpy()
         for queue, places in by_queue(partition_of(path)[0], rows):

@@ -71,21 +71,26 @@ class Superseded(NamedTuple):
 
 @dataclass(frozen=True)
 class DataFile:
-    """One Parquet file: ``path`` from the archive's folder, and what it holds of each queue."""
+    """One Parquet file: ``path`` from the archive's folder, what it holds of each queue, and its ``tail_of``, zeros
+    where nobody took it."""
 
     path: str
     rows: int
     bytes: int
     queues: Mapping[Queue, Span]
+    tail: int = 0
+    crc: int = 0
 
     def as_json(self) -> dict[str, Any]:
         queues = [[*queue, *self.queues[queue]] for queue in sorted(self.queues)]
-        return {"path": self.path, "rows": self.rows, "bytes": self.bytes, "queues": queues}
+        value = {"path": self.path, "rows": self.rows, "bytes": self.bytes, "queues": queues}
+        return {**value, "tail": self.tail, "crc": self.crc}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> DataFile:
         queues = {Queue(*entry[:3]): Span(*entry[3:]) for entry in value["queues"]}
-        return cls(value["path"], value["rows"], value["bytes"], queues)
+        tail = value.get("tail", 0), value.get("crc", 0)
+        return cls(value["path"], value["rows"], value["bytes"], queues, *tail)
 
 
 @dataclass(frozen=True)

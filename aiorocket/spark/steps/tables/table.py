@@ -45,12 +45,15 @@ _SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
 
 
 class TableFile(NamedTuple):
-    """One Parquet file of a table; ``path`` from the table's folder."""
+    """One Parquet file of a table; ``path`` from the table's folder. ``tail`` and ``crc`` are its ``tail_of``, zeros
+    where nobody took it."""
 
     part: str
     path: str
     rows: int
     bytes: int
+    tail: int = 0
+    crc: int = 0
 
 
 @dataclass(frozen=True)
@@ -210,10 +213,11 @@ class Table:
         """The type of ``column`` in ``part``, None before the first run that wrote any."""
         from pyspark.sql.types import StructType
 
-        files = [file.path for file in self.snapshot().files if file.part == part]
+        files = [file for file in self.snapshot().files if file.part == part]
         if not files:
             return None
-        with self.folder.filesystem.open_input_file(self.folder.full(files[-1])) as stream:
+        self.folder.need(files[-1:])
+        with self.folder.filesystem.open_input_file(self.folder.full(files[-1].path)) as stream:
             told = pq.ParquetFile(stream).schema_arrow.metadata[_SCHEMA]
         return StructType.fromJson(json.loads(told))[column].dataType
 
@@ -241,7 +245,7 @@ class Table:
 
     def _reader(self, spark: SparkSession, files: Sequence[TableFile]) -> DataFrameReader:
         """What fails where one of ``files`` is gone or damaged."""
-        self.folder.need({file.path: file.bytes for file in files})
+        self.folder.need(files)
         return spark.read.options(**CHECKED)
 
     def _uris(self, files: Sequence[TableFile]) -> list[str]:
@@ -274,7 +278,8 @@ class Table:
 
     def _stage(self, number: int, parts: Mapping[str, DataFrame]) -> dict[TableFile, str]:
         """Writes the parts of run ``number``: its files, as they are to be named, and where each is."""
-        from aiorocket.spark.steps.rows import write_parquet  # Spark's, which readers do not need
+        from aiorocket.spark.steps.files.hours import tail_of  # what readers do not need, as Spark's
+        from aiorocket.spark.steps.rows import write_parquet
 
         run = f"{number:010d}"
         staging, staged = f"{_STAGING}/{run}-{Entropy().token(4).hex()}", dict[TableFile, str]()
@@ -283,7 +288,8 @@ class Table:
             for name in self.folder.names(f"{staging}/{part}"):
                 if name.endswith(".parquet") and name[0] not in "._":
                     here, path = f"{staging}/{part}/{name}", f"{part}/run={run}/{name}"
-                    staged[TableFile(part, path, self._count(here), self.folder.size(here))] = here
+                    file = TableFile(part, path, self._count(here), self.folder.size(here), *tail_of(self.folder, here))
+                    staged[file] = here
         return staged
 
     def _publish(
@@ -365,6 +371,7 @@ class Table:
         for part in sorted({file.part for file in snapshot.files}):
             own = {file.path.removeprefix(f"{part}/"): file for file in snapshot.files if file.part == part}
             newest = next(iter(own.values()))
+            self.folder.need([newest])
             with self.folder.filesystem.open_input_file(self.folder.full(newest.path)) as stream:
                 told = pq.ParquetFile(stream).schema_arrow.remove_metadata().append(pa.field("run", pa.string()))
             schema, uri = deltalake.Schema.from_arrow(told), self.folder.uri(part)
