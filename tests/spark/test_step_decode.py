@@ -19,7 +19,8 @@ from tests.spark.row_frames import frame, row
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-DDL = "id BIGINT NOT NULL, price DOUBLE, customer STRUCT<name: STRING, age: INT>, items ARRAY<INT>, at TIMESTAMP"
+DDL = "id BIGINT NOT NULL, price DOUBLE, customer STRUCT<name: STRING, age: INT>, items ARRAY<INT>, at TIMESTAMP, "
+DDL += "deep ARRAY<STRUCT<f: MAP<STRING, FLOAT>>>"
 
 
 def _frame(spark: SparkSession, bodies: list[bytes | None]) -> DataFrame:
@@ -46,6 +47,8 @@ JSON_CASES: dict[bytes | None, str | None] = {
     b'{"id":1} and more': "malformed JSON",
     b'{"id":1}}': "malformed JSON",
     b'{"id":1}{"id":2}': "malformed JSON",
+    b'{"id":1}],{"id":2}': "malformed JSON",
+    b'{"id":1}]}': "malformed JSON",
     b"{'id':1}": "malformed JSON",
     b'{"id":1,"more":{\'x\':1}}': "malformed JSON",
     b'{"id":1},{"id":2}': "2 JSON values: one expected",
@@ -68,6 +71,14 @@ JSON_CASES: dict[bytes | None, str | None] = {
     b'{"id":1,"customer":5}': "wrong type: customer.name: STRING expected; customer.age: INT expected",
     b'{"id":1,"items":["x"]}': "wrong type: items: ARRAY<INT> expected, ARRAY<STRING> found",
     b'{"id":1,"at":"noon"}': "wrong type: at: TIMESTAMP expected, STRING found",
+    b'{"id":1,"price":1e308,"more":1e400,"customer":{"name":"1e400]"}}': None,
+    b'{"id":1,"price":-1e400}': "wrong type: price: DOUBLE expected, larger number found",
+    b'{"id":1,"price":"Infinity"}': "wrong type: price: DOUBLE expected, STRING found",
+    b'{"id":1,"price":NaN}': "malformed JSON",
+    b'{"id":1,"deep":[{"f":{"x":1e38}}]}': None,
+    b'{"id":1,"deep":[null,{"f":null},{"f":{"x":null,"y":1e39}}]}': (
+        "wrong type: deep: ARRAY<STRUCT<F:MAP<STRING,FLOAT>>> expected, larger number found"
+    ),
 }
 
 
@@ -83,7 +94,7 @@ def test_json_with_a_schema(spark: SparkSession) -> None:
     assert (good[0].price, good[0].customer.name, good[0].customer.age, good[0]["items"]) == (2.5, "A", 3, [1])
     assert good[2].customer.name == "Zo\u00eb"
     assert [field.name for field in decoded.rows.schema["value"].dataType.fields] == [  # type: ignore[attr-defined]
-        "id", "price", "customer", "items", "at"
+        "id", "price", "customer", "items", "at", "deep"
     ]  # fmt: skip
 
 
@@ -91,7 +102,8 @@ def test_json_with_a_schema(spark: SparkSession) -> None:
 def test_required_paths_text_and_variant(spark: SparkSession) -> None:
     bodies: list[bytes | None] = [
         b'{"id":1,"customer":{"name":"A"}}', b'{"id":1}', b"[1, 2]", b'"x"', b"{", b"\xff", b'{"a":1,"a":2}',
-        b"{'a':1}", b"{} and more",
+        b"{'a':1}", b"{} and more", b"1]", b"[1],[2]]", b'[1e308, "1e400]\\"1e400"]', b'{"a":"Infinity","b":[1e400]}',
+        b'{"a":"' + b"\\n" * 20_000 + b'","b":1' + b"0" * 309 + b"}",
     ]  # fmt: skip
     df = _frame(spark, bodies)
     required = decode(df, "json", DDL, required=["customer.name"])
@@ -102,13 +114,23 @@ def test_required_paths_text_and_variant(spark: SparkSession) -> None:
     variant = decode(df, "variant")
     shown = Decoded(variant.rows.withColumn("value", variant.rows.value.cast("string")))
     good, bad = _split(shown, bodies)
-    assert good == {0: '{"customer":{"name":"A"},"id":1}', 1: '{"id":1}', 2: "[1,2]", 3: "x"}
+    assert good == {
+        0: '{"customer":{"name":"A"},"id":1}',
+        1: '{"id":1}',
+        2: "[1,2]",
+        3: "x",
+        11: '[1.0E308,"1e400]\\"1e400"]',
+    }
     assert bad == {
         4: "malformed JSON",
         5: "not UTF-8",
         6: "no variant: two fields of one name, or too large",
         7: "malformed JSON",
         8: "malformed JSON",
+        9: "malformed JSON",
+        10: "2 JSON values: one expected",
+        12: "a number that no DOUBLE holds",
+        13: "a number that no DOUBLE holds",
     }
     assert variant.rows.where("reason IS NOT NULL AND value IS NOT NULL").isEmpty()
 

@@ -6,14 +6,25 @@ always all rows. JSON is read by Spark itself; Avro, Protobuf, types and functio
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DoubleType,
+    FloatType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from aiorocket.client.pipeline.bodies import CONTENT_TYPE
 from aiorocket.errors import BodyError, UsageError
@@ -27,8 +38,8 @@ from aiorocket.spark.steps.functions.typed import TypedReader, is_body_type
 __all__ = ("Decoded", "decode")
 
 _CORRUPT = "_aiorocket_corrupt"
-#: Spark takes {'id':1} as well, which is no JSON.
-_STRICTLY = {"columnNameOfCorruptRecord": _CORRUPT, "allowSingleQuotes": "false"}
+#: Spark takes {'id':1} as well, which is no JSON, and the string "NaN" for a number.
+_STRICTLY = {"columnNameOfCorruptRecord": _CORRUPT, "allowSingleQuotes": "false", "allowNonNumericNumbers": "false"}
 _NO_VARIANT = "no variant: two fields of one name, or too large"
 #: A reason is for people; what an exception says can be a whole body.
 _REASON_CHARS = 300
@@ -148,10 +159,13 @@ def _text_of(df: DataFrame, column: str) -> tuple[Column, Column]:
 
 def _shape(text: Column, bad: Column) -> Column:
     """Why ``text`` is not exactly one JSON value. Spark's own parser ignores what follows the first value; as the only
-    element of a list nothing can follow."""
+    element of a list nothing can follow, unless a bracket of the text's own ends that list. In an object it ends
+    nothing."""
     values = F.json_array_length(F.concat(F.lit("["), text, F.lit("]")))
+    inside = F.json_object_keys(F.concat(F.lit('{"":'), text, F.lit("}")))
     return (
         bad.when(values.isNull(), "malformed JSON")
+        .when((values <= 1) & text.contains("]") & inside.isNull(), "malformed JSON")
         .when(values == 0, "empty body")
         .when(values > 1, F.format_string("%d JSON values: one expected", values))
     )
@@ -175,6 +189,9 @@ def _json(df: DataFrame, schema: StructType, required: Sequence[str], column: st
     misfit = F.coalesce(F.nullif(F.concat_ws("; ", *wrong), F.lit("")), unnamed)
     misfit = _unless_malformed(text, F.concat(F.lit("wrong type: "), misfit))
     bad = bad.when(value[_CORRUPT].isNotNull(), misfit)
+    if infinite := [F.when(_infinite(at, leaf), said) for at, leaf, said in _floats(value, schema)]:
+        names = F.concat_ws("; ", *infinite)
+        bad = bad.when(names != "", F.concat(F.lit("wrong type: "), names))
     paths = dict.fromkeys((*required, *_not_null(schema)))
     if paths:
         absent = [F.when(_at(value, path, schema).isNull(), path) for path in paths]
@@ -190,6 +207,11 @@ def _variant(df: DataFrame, column: str, into: str, reason: str) -> Decoded:
     text, bad = _text_of(df, column)
     parsed = F.try_parse_json(text)
     bad = _shape(text, bad).when(F.col(into).isNull(), _unless_malformed(text, _NO_VARIANT))
+    # Infinity in a variant cannot be told from the text. Two replacements, since one pattern for both fills the stack.
+    bare = F.regexp_replace(F.regexp_replace(text, r"\\.", ""), '"[^"]*"', '""')
+    numbers = F.regexp_extract_all(bare, F.lit(r"-?\d[\d.eE+-]*"), F.lit(0))
+    infinite = F.exists(numbers, lambda each: _infinite(each.try_cast("double"), DoubleType()))
+    bad = bad.when(text.rlike(r"[eE]\+?\d\d|\d{200}") & infinite, "a number that no DOUBLE holds")
     rows = df.withColumn(into, parsed).withColumn(reason, bad)
     # Of two values in a body the parser takes the first.
     return Decoded(rows.withColumn(into, F.when(F.col(reason).isNull(), F.col(into))), into, reason)
@@ -219,6 +241,27 @@ def _wrong_types(text: Column, schema: StructType) -> list[Column]:
             said = F.concat(said, F.coalesce(F.concat(F.lit(", "), there, F.lit(" found")), F.lit("")))
         found.append(F.when(refused, said))
     return found
+
+
+def _floats(value: Column, schema: StructType) -> Iterator[tuple[Column, DataType, str]]:
+    """The leaf fields with a FLOAT or DOUBLE, and what is wrong where the number in the text is larger: Spark makes it
+    Infinity, where an INT that does not fit is refused."""
+    for path, leaf in _leaves(schema):
+        if "float" in leaf.simpleString() or "double" in leaf.simpleString():
+            said = f"{'.'.join(path)}: {leaf.simpleString().upper()} expected, larger number found"
+            yield reduce(Column.__getitem__, path, value), leaf, said
+
+
+def _infinite(value: Column, kind: DataType) -> Column:
+    if isinstance(kind, (FloatType, DoubleType)):
+        return F.abs(value) == math.inf
+    if isinstance(kind, StructType):
+        return reduce(Column.__or__, [_infinite(value[each.name], each.dataType) for each in kind.fields], F.lit(False))
+    if isinstance(kind, ArrayType):
+        return F.exists(value, lambda each: _infinite(each, kind.elementType))
+    if isinstance(kind, MapType):
+        return F.exists(F.map_values(value), lambda each: _infinite(each, kind.valueType))
+    return F.lit(False)
 
 
 def _leaves(schema: StructType, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], DataType]]:
