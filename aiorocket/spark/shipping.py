@@ -26,7 +26,10 @@ __all__ = ("bundle", "travelling_source")
 _PACKAGES = ("aiorocket", "aiorocket_protocol", "msgpack")
 _SHIM = "pyspark_aiorocket.py"
 #: Servers and tools are not needed there.
-_LEFT_OUT = ("broker", "nameserver", "storage", "cli", "web", "testing", "autoload", "__pycache__")
+_LEFT_OUT = (
+    "broker", "nameserver", "storage", "cli", "web", "testing", "dashboard", "fuzz", "load", "sql", "autoload",
+    "__pycache__",
+)  # fmt: skip
 
 
 def bundle(path: str) -> None:
@@ -54,7 +57,7 @@ def _below(folder: Traversable, place: PurePosixPath) -> Iterator[tuple[str, str
 
 
 def travelling_source() -> type[DataSource]:
-    """``RocketMQDataSource`` as a class that works in processes without aiorocket (some 300 KB in each pickle). Where
+    """``RocketMQDataSource`` as a class that works in processes without aiorocket (some 600 KB in each pickle). Where
     aiorocket is installed, that one is used."""
     from pyspark.sql.datasource import DataSource
 
