@@ -118,6 +118,14 @@ def test_nothing_is_replaced_when_a_row_is_lost_or_another_run_was_quicker(
         compact(spark, str(tmp_path), on_step=other)
     assert archive.snapshot().files == before.files
 
+    def sweeper(at: str) -> None:
+        if at == "written":
+            archive.folder.remove_tree("_staging")
+
+    with pytest.raises(ArchiveConflictError, match="was removed while it was written, by another compaction"):
+        compact(spark, str(tmp_path), on_step=sweeper)
+    assert archive.snapshot().files == before.files
+
     module = importlib.import_module("aiorocket.spark.steps.archives.compact")
     real = module.run_tasks
     monkeypatch.setattr(module, "run_tasks", lambda *given: real(*given)[1:])

@@ -189,18 +189,19 @@ class Run:
 
     def publish(self, staging: str, commit: Commit) -> None:
         """Moves the files that a batch wrote below ``staging`` to their places and makes them visible, together."""
-        placed, moves = lasting(self.archive.folder, commit.files, staging, FileOrigin(False, self.snapshot.last + 1))
+        folder, origin = self.archive.folder, FileOrigin(False, self.snapshot.last + 1)
         try:
-            self.archive.folder.move(moves)
+            placed, moves = lasting(folder, commit.files, staging, origin)
+            folder.move(moves)
         except FileNotFoundError as error:
             raise ArchiveConflictError(
-                f"{self.archive.folder.uri(staging)} was removed while it was written, by another run that began "
+                f"{folder.uri(staging)} was removed while it was written, by another run that began "
                 "meanwhile: nothing of this batch is in the archive. Run one at a time"
             ) from error
         self.step("moved")
         self._claim.check()
         self.snapshot = self.archive.publish(self.snapshot, replace(commit, files=placed))
-        self.archive.folder.remove_tree(staging)
+        folder.remove_tree(staging)
         self.step("published")
         self.sync()
         self.step("done")

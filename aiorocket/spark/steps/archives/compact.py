@@ -207,8 +207,8 @@ def _rewrite(
             archive.folder.remove_tree(staging)
         raise
     step("written")
-    placed, moves = lasting(archive.folder, written, staging, origin)
     try:
+        placed, moves = lasting(archive.folder, written, staging, origin)
         archive.folder.move(moves)
     except FileNotFoundError as error:
         raise ArchiveConflictError(
