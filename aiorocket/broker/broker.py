@@ -140,6 +140,8 @@ class Broker:
         started.callback(parts.clients.close)
         started.push_async_callback(self._tasks.close)
         started.push_async_callback(self.server.close)
+        if (accounts := self._security.accounts) is not None:
+            started.enter_context(accounts.telling(parts.pulls.ask_again, parts.pops.ask_again))
         if config.port:
             # The store first: whoever reaches the port is served at once.
             await self.server.start(config.host, config.port)

@@ -26,6 +26,7 @@ from aiorocket.nameserver import NameServer
 from aiorocket.remoting import Connection, ProcessorTable, RemotingClient
 from aiorocket.runtime.env import Env, memory_env, real_env
 from aiorocket_protocol import (
+    ConsumerData,
     ConsumerSendMsgBackRequestHeader,
     EndTransactionRequestHeader,
     HeartbeatData,
@@ -308,6 +309,47 @@ async def test_users_by_command_are_kept_and_never_shown_with_their_secret(guard
         finally:
             if restarted:
                 await broker.close()
+
+
+@pytest.mark.parametrize("code", [11, 200050])
+async def test_who_is_deleted_while_waiting_gets_nothing_any_more(guarded: Guarded, code: int) -> None:
+    """The request was judged when it came, up to half a minute ago; who may still ask does so again."""
+    ask = {
+        11: {"consumerGroup": "made", "topic": "orders", "queueId": "0", "queueOffset": "0", "maxMsgNums": "32",
+             "sysFlag": "6", "subscription": "*", "commitOffset": "0", "suspendTimeoutMillis": "30000",
+             "subVersion": "0"},
+        200050: {"consumerGroup": "made", "topic": "orders", "queueId": "0", "maxMsgNums": "32", "initMode": "0",
+                 "invisibleTime": "60000", "pollTime": "30000", "bornTime": str(guarded.env.clock.wall_ms())},
+    }[code]  # fmt: skip
+    policies = [{"resource": "Topic:orders", "actions": ["Sub"]}, {"resource": "Group:made", "actions": ["Sub"]}]
+    acl = {"subject": "User:made", "policies": [{"entries": [{**each, "decision": "Allow"} for each in policies]}]}
+    create = {"topic": "orders", "defaultTopic": "TBW102", "readQueueNums": "1", "writeQueueNums": "1", "perm": "6",
+              "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false"}  # fmt: skip
+    assert (await guarded.ask("ops", 17, create)).code == 0
+    assert (await guarded.ask("ops", 3001, {"username": "made"}, {"password": SECRETS["made"]})).code == 0
+    assert (await guarded.ask("ops", 3006, {"subject": "User:made"}, acl)).code == 0
+
+    client = RemotingClient(memory_env(), ClientConfig().remoting, signer=Signer("made", SECRETS["made"]))
+    broker, parts = guarded.broker.address, guarded.broker.parts
+    assert parts is not None
+    member = ConsumerData("made", "CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_FIRST_OFFSET", [])
+    beat = RemotingCommand.request(34, body=encode_body(HeartbeatData("an id", [], [member]), 0))
+    try:
+        assert (await client.request(broker, beat, 30)).code == 0
+        waiting = asyncio.ensure_future(client.request(broker, RemotingCommand.request(code, ext=ask), 30))
+        async with asyncio.timeout(30):
+            while not parts.pulls.polls.count + parts.pops.polls.count:
+                assert not waiting.done(), waiting.result()
+                await asyncio.sleep(0)
+        assert (await guarded.ask("ops", 3001, {"username": "x"}, {"password": "x-s3cret"})).code == 0
+        assert not waiting.done(), "others who come are nothing to it"
+        assert (await guarded.ask("ops", 3003, {"username": "made"})).code == 0
+        async with asyncio.timeout(10):
+            answer = await waiting
+        assert answer.code in (19, 210) and not answer.body  # nothing new
+        assert (await client.request(broker, RemotingCommand.request(code, ext=ask), 30)).code == NO_PERMISSION
+    finally:
+        await client.close()
 
 
 async def test_a_name_server_keeps_users_too(guarded: Guarded) -> None:

@@ -359,6 +359,22 @@ def test_holds_that_end_together_do_so_in_turns() -> None:
     assert polls.next_deadline() is None and polls.expire(30.2) == []
 
 
+def test_all_holds_can_be_ended_in_turns() -> None:
+    polls = LongPolls(30)
+    before = [pull(("T", number)) for number in range(A_TURN + 2)]
+    for number, each in enumerate(before):
+        polls.park(each, 1 + number % 7, 0)
+    polls.end()
+    after = pull()
+    polls.park(after, 1, 0)
+    over: list[ParkedPull] = []
+    while polls.next_deadline() == 0:
+        over += (turn := polls.expire(0.1))
+        assert 0 < len(turn) <= A_TURN
+    assert set(over) == set(before) and polls.count == 1
+    assert polls.next_deadline() == pytest.approx(1) and polls.expire(1.01) == [after]
+
+
 def test_a_closed_connection_takes_its_pulls_along() -> None:
     polls = LongPolls(30)
     for connection in (1, 1, 2):

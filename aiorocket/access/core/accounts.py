@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -59,6 +60,7 @@ class Accounts:
         #: Entries of those that were made, with their addresses.
         self.entries = 0
         self._file = file if file is not None else FromFile({})
+        self._on_change: list[Callable[[], None]] = []
         #: Keys of signatures by user, made when they are first needed.
         self._signers: dict[str, Signer] = {}
         #: For users that do not exist: to find that out takes as long as to find a wrong signature.
@@ -68,6 +70,7 @@ class Accounts:
         """The file was read again."""
         self._file = file
         self._signers.clear()
+        self._tell()
 
     def get(self, name: str) -> Account | None:
         return self._file.accounts.get(name) or self._made.get(name)
@@ -89,17 +92,34 @@ class Accounts:
         self.entries += account.count()
         self._made[account.name] = account
         self._changed(account.name)
+        if known is not None:
+            self._tell()
 
     def remove(self, name: str) -> bool:
         account = self._made.pop(name, None)
         if account is not None:
             self.entries -= account.count()
             self._changed(name)
+            self._tell()
         return account is not None
 
     def _changed(self, name: str) -> None:
         self._signers.pop(name, None)
         self.version += 1
+
+    @contextmanager
+    def telling(self, *calls: Callable[[], None]) -> Iterator[None]:
+        """These are called while a user that there was, or what one may, changes; they must return quickly."""
+        self._on_change += calls
+        try:
+            yield
+        finally:
+            for call in calls:
+                self._on_change.remove(call)
+
+    def _tell(self) -> None:
+        for call in self._on_change:
+            call()
 
     # ---- who asks
 

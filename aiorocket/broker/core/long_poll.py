@@ -29,6 +29,8 @@ A_TURN = 1000
 AT_ONCE = 32
 
 _INFINITY = float("inf")
+#: A time before any.
+_PAST = 0.0
 _TICK = 0.1
 
 
@@ -71,6 +73,8 @@ class LongPolls:
         self._by_hold: dict[int, OrderedDict[int, ParkedPull]] = {}
         self._seq = 0
         self._armed = _INFINITY
+        #: The holds of those that were parked up to here are over.
+        self._ended = 0
         self.count = 0
         #: Crowds that have news: up to which offset, and its tags code.
         self._crowds: dict[tuple[str, Hashable], tuple[int, int | None]] = {}
@@ -188,7 +192,7 @@ class LongPolls:
         for held in self._by_hold.values():
             while held and len(over) < A_TURN:
                 pull = next(iter(held.values()))
-                if pull.deadline > now:
+                if pull.deadline > now and pull.seq > self._ended:
                     break
                 self._remove(pull)
                 over.append(pull)
@@ -197,12 +201,20 @@ class LongPolls:
             del self._by_hold[ticks]
         return over
 
+    def end(self) -> None:
+        """The holds of all that are parked are over: ``expire`` gives them, some at a time, and their clients ask
+        anew."""
+        self._ended = self._seq
+        if self.count:
+            self._armed = _PAST
+
     def next_deadline(self) -> float | None:
         """The earliest deadline; it may name a pull that has been answered since, never one later than the earliest."""
         if self._armed == _INFINITY:
             for held in self._by_hold.values():
                 if held:
-                    self._armed = min(self._armed, next(iter(held.values())).deadline)
+                    first = next(iter(held.values()))
+                    self._armed = min(self._armed, first.deadline if first.seq > self._ended else _PAST)
         return None if self._armed == _INFINITY else self._armed
 
     def lost(self, connection: Hashable) -> int:

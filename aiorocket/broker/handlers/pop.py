@@ -317,6 +317,11 @@ class PopHandlers:
         elif self.polls.is_parked(pull):  # who looks for it tells
             self.polls.answered(pull)
 
+    def ask_again(self) -> None:
+        """As of pulls."""
+        self.polls.end()
+        self._driver.update()
+
     async def close(self) -> None:
         """Answer all that wait with "nothing", some in each turn: the server reads no more, and is about to close and
         waits for answers."""

@@ -291,6 +291,11 @@ class PullHandlers:
             for pull in self.polls.waiting((topic, queue_id))
         )
 
+    def ask_again(self) -> None:
+        """End the holds of all pulls: who may pull is judged when they come anew."""
+        self.polls.end()
+        self._driver.update()
+
     async def close(self) -> None:
         """Answer every parked pull with "nothing", some in each turn: the server reads no more, and is about to close
         and waits for answers."""
