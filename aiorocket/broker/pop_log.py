@@ -22,6 +22,8 @@ __all__ = ("PopLog",)
 _OK = PutStatus.OK
 #: Records that were not taken and are stored in a turn of the loop: some 5 ms.
 _A_TURN = 200
+#: Seconds after which one is tried again that nobody asks for.
+_AGAIN_AFTER = 1.0
 
 
 class PopLog:
@@ -48,6 +50,18 @@ class PopLog:
         self.number = 0
         #: Enough of these were stored in this turn.
         self._paused = False
+        #: When records are tried again of which nobody else knows.
+        self._later: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def close(self) -> None:
+        """What the store did not take goes there now, as far as it takes it."""
+        self._closed = True
+        if self._later is not None:
+            self._later.cancel()
+        with suppress(StoreError):
+            while self._missing:
+                self._store_again(*self._missing.pop())
 
     def append(
         self, record: bytes, pop: Pop | None, done: Callable[[PutResult], None] | None, *, kept: bool = False
@@ -74,6 +88,10 @@ class PopLog:
                 self._paused = True
                 self._loop.call_soon(self._go_on)
             raise StoreBusyError(f"{len(self._missing)} records of what was popped are stored before: try again")
+
+    def _try_again(self) -> None:
+        self._later = None
+        self._go_on()
 
     def _go_on(self) -> None:
         self._paused = False
@@ -126,6 +144,8 @@ class PopLog:
             return
         if isinstance(one, Pop):
             one.missing = True
+        elif self._later is None and not self._closed:  # perhaps nobody pops anything for long
+            self._later = self._loop.call_later(_AGAIN_AFTER, self._try_again)
         self._missing.push((number, one), self._missing.kept)
 
 

@@ -175,6 +175,7 @@ class PopRevival:
     def close(self) -> None:
         self._closed = True
         self._driver.close()
+        self._log.close()
 
     # ---- what the handlers report
 

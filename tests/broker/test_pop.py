@@ -906,7 +906,11 @@ def test_what_is_recorded_passes_over_no_pop_that_the_store_did_not_take(
     simulate(main)
 
 
-def test_a_topic_that_is_deleted_while_the_store_takes_nothing_leaves_no_pops(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("then", ["acknowledged", "closed", "killed"])
+def test_a_topic_that_is_deleted_while_the_store_takes_nothing_leaves_no_pops(
+    monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    """Also where nobody pops or acknowledges any more, so that nothing else goes to the log."""
     refusing = _refusing_records(monkeypatch)
 
     async def main(sim: Simulation) -> None:
@@ -922,12 +926,18 @@ def test_a_topic_that_is_deleted_while_the_store_takes_nothing_leaves_no_pops(mo
         assert (await peer.call(215, DeleteTopicRequestHeader("T"))).code == 0
         refusing.clear()
         await peer.send(b"new")
-        assert await peer.ack(other[0]) == 0
-        await host.run(broker.close())
+        if then == "acknowledged":
+            assert await peer.ack(other.pop()) == 0
+        if then == "killed":
+            await asyncio.sleep(5)
+            host.kill()
+            disk.process_died()
+        else:
+            await host.run(broker.close())
         host, broker = await started(sim, sim.env(disk=disk), config(host="127.0.0.1"))
         await peer.close()
         peer = Popper(sim, broker.address, "127.0.0.1")
-        assert bodies(await peer.pop()) == [b"new"] and broker.popped == 2
+        assert bodies(await peer.pop()) == [b"new"] and broker.popped == 1 + len(other)
         await peer.close()
         await host.run(broker.close())
 
