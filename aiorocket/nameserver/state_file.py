@@ -35,7 +35,8 @@ class StateFile:
         def load() -> dict[str, Any]:
             self._disk.makedirs(self._directory)
             try:
-                self._lock = self._disk.lock(f"{path}.lock")
+                if self._lock is None:  # else a start that failed has it
+                    self._lock = self._disk.lock(f"{path}.lock")
             except StoreLockedError:
                 text = f"{path} is another name server's, which is running; stop it or give this one its own"
                 raise StoreLockedError(text) from None

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from aiorocket.config import NameServerConfig, RemotingConfig
-from aiorocket.errors import StoreLockedError
+from aiorocket.errors import StoreLockedError, UsageError
 from aiorocket.nameserver import NameServer
 from aiorocket.remoting import RemotingClient, open_command_stream
 from aiorocket.runtime.env import memory_env, real_env
@@ -348,6 +348,21 @@ async def test_a_damaged_file_is_told_of(caplog: pytest.LogCaptureFixture) -> No
     await server.close()
     assert server.kv.get("n", "k") == "1"
     assert "ns/kvConfig is damaged, what was changed last may be lost: ns/kvConfig.b: not a state file" in caplog.text
+
+
+async def test_a_start_that_failed_can_be_tried_again(tmp_path: Any) -> None:
+    """It was told, tried again, that another name server has it."""
+    server = NameServer(real_env(), NameServerConfig(port=0))
+    await server.start()
+    late = NameServer(real_env(), NameServerConfig(port=server.port, data=str(tmp_path / "ns")))
+    for _ in range(2):
+        with pytest.raises(UsageError, match="is in use"):
+            await late.start()
+    await server.close()
+    await late.start()
+    await late.close()
+    for each in (server, late):
+        await each._env.disk.close()
 
 
 async def test_a_directory_is_one_servers(tmp_path: Any) -> None:
