@@ -38,8 +38,8 @@ class _Broker:
 
 class Backlog:
     """``acquire`` before a pull that will be answered at once, ``release`` after it, ``notify`` when messages left the
-    line. ``waiting`` counts the messages that no worker has begun; ``idle`` says whether somebody who takes messages of
-    a topic has none of them.
+    line. ``waiting`` counts the messages that no worker has begun; ``idle`` says whether none of them is for those who
+    take messages of a topic.
 
     The pulls to each broker are counted apart: those to one that does not answer keep their places until they time out,
     and must not hold up the others'. Nor must a listener that is slow, or hangs: one that has nothing to do gets a pull
@@ -49,7 +49,7 @@ class Backlog:
     def __init__(self, limit: int, pull_size: int, waiting: Callable[[], int], idle: Callable[[str], bool]) -> None:
         self._limit = limit
         self._pull_size = pull_size
-        self._backlog = waiting
+        self._waiting = waiting
         self._idle = idle
         self._brokers: defaultdict[str, _Broker] = defaultdict(_Broker)
 
@@ -59,7 +59,7 @@ class Backlog:
         line = at.lines.get(topic)
         if line is None:
             line = at.lines[topic] = _Line(topic)
-        if not line.turns and self._room(line, at.pulls, self._backlog()):
+        if not line.turns and self._room(line, at.pulls, self._waiting()):
             line.pulls += 1
             at.pulls += 1
             return
@@ -89,9 +89,9 @@ class Backlog:
     def _go_on(self, at: _Broker) -> None:
         if not at.waiting:
             return
-        backlog, served = self._backlog(), []
+        messages, served = self._waiting(), []
         for line in at.waiting.values():
-            while line.turns and self._room(line, at.pulls, backlog):
+            while line.turns and self._room(line, at.pulls, messages):
                 turn = line.turns.popleft()
                 if not turn.done():
                     line.pulls += 1
@@ -102,7 +102,7 @@ class Backlog:
         for topic in served:
             del at.waiting[topic]
 
-    def _room(self, line: _Line, pulls: int, backlog: int) -> bool:
-        used = pulls * self._pull_size + backlog
+    def _room(self, line: _Line, pulls: int, messages: int) -> bool:
+        used = pulls * self._pull_size + messages
         # The first one always, or a limit below one pull would stop everything.
         return not used or used + self._pull_size <= self._limit or (not line.pulls and self._idle(line.topic))
