@@ -79,6 +79,7 @@ class WordlessBase(BaseException):
     __str__ = __repr__ = Wordless.__str__
 
 
+# A DeadLetter takes a text, and applications give it what they caught.
 @pytest.mark.parametrize("error", [Wordless(), WordlessBase(), DeadLetter(Wordless())])  # type: ignore[arg-type]
 @pytest.mark.parametrize("options", [{}, {"orderly": True}, {"order_by": lambda message: 1}])
 def test_an_exception_without_a_text_costs_no_worker(options: dict[str, Any], error: BaseException) -> None:
