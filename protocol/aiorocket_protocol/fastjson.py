@@ -12,7 +12,7 @@ import re
 from json import decoder as json_decoder
 from typing import Any
 
-from aiorocket_protocol.compiled import STRICT, read_json
+from aiorocket_protocol.compiled import STRICT, read_json, read_strangers_json
 from aiorocket_protocol.errors import ProtocolError
 from aiorocket_protocol.limits import MAX_NESTING
 
@@ -42,14 +42,15 @@ def loads(data: bytes, *, most: int | None = None) -> Any:
     """The value in ``data`` (UTF-8). Unquoted numeric keys become text; an object used as a key becomes the tuple of
     its sorted ``(name, value)`` pairs. ProtocolError when neither reading works: non-standard JSON may be nested
     MAX_NESTING deep and have ``most`` values of 32 characters, standard JSON as deep as the standard library follows
-    and have 16 times as many objects and lists, and as many colons."""
+    and have 16 times as many objects and lists, and as many colons. With ``most`` numbers with a fraction or an
+    exponent become text."""
     text = text_of(data)
     # 1 MiB of empty ones takes 80 ms, of members with names of their own 70.
     if most is not None and max(text.count("{") + text.count("["), text.count(":")) > _OF_STANDARD * most:
         raise ProtocolError(f"more than {_OF_STANDARD * most} objects and lists, or colons", where="JSON")
     check_pairs(text)
     try:
-        value = read_json(data)
+        value = read_json(data) if most is None else read_strangers_json(data)
     except (ValueError, RecursionError) as error:
         if most is not None and len(text) > _OF_A_VALUE * most:  # it was read once already
             raise ProtocolError(
@@ -154,14 +155,14 @@ class Tolerant:
             return _WORDS[match.group()]
         raise self.error("a value is needed")
 
-    def number(self, match: re.Match[str]) -> int | float:
+    def number(self, match: re.Match[str]) -> int | float | str:
         text = match.group()
         if len(text) > _MAX_DIGITS:
             raise self.error("a number of unreasonable length")
         self.at = match.end()
         if text.lstrip("-").isdigit():
             return int(text)
-        return float(text)
+        return float(text) if self.most is None else text
 
     def string(self) -> str:
         # Control characters too, as fastjson reads them: Go's client writes the lines of its stacks like that.

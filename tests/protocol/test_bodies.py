@@ -236,6 +236,13 @@ def test_more_objects_than_a_body_needs_are_not_read() -> None:
             fastjson.loads(some, most=500)
 
 
+@pytest.mark.parametrize("text", ['{"0":[1e299,-2.5,3]}', "{0:[1e299,-2.5,3]}"])
+def test_a_stranger_s_fractions_and_exponents_stay_text(text: str) -> None:
+    """They are in no body that a server reads, and a mebibyte of ``1e299`` took 1.5 s to become numbers."""
+    assert fastjson.loads(text.encode(), most=100) == {"0": ["1e299", "-2.5", 3]}
+    assert fastjson.loads(text.encode()) == {"0": [1e299, -2.5, 3]}
+
+
 @pytest.mark.parametrize("text", ['{0:1,"a":[2,3]}', '["a",{},[],null,]', '{{"b":0}:1,1:2,}'])
 def test_of_json_that_is_not_standard_so_many_values_are_read(text: str) -> None:
     data = text.encode()
