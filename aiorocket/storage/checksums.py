@@ -194,22 +194,26 @@ def encode_block(rows: Sequence[int], start: int, durable: int, replay: int) -> 
     return crc32(rest).to_bytes(4, "big") + rest
 
 
-def _head_fits(data: bytes, path: str, base: int) -> bool:
-    """Whether ``data`` begins with the head of the segment at ``base``. StoreCorruptedError when a newer program wrote
+def _read(disk: Disk, path: str, base: int) -> bytes | None:
+    """The file, if it begins with the head of the segment at ``base``. StoreCorruptedError when a newer program wrote
     it."""
+    try:
+        data = read_whole(disk, path)
+    except FileNotFoundError:
+        return None
     if len(data) < _HEAD.size or crc32(data[: _HEAD.size - 4]) != int.from_bytes(
         data[_HEAD.size - 4 : _HEAD.size], "big"
     ):
-        return False
+        return None
     magic, version, algorithm, page, found, _ = _HEAD.unpack_from(data)
     if magic != _MAGIC:
-        return False
+        return None
     if version > FORMAT or algorithm != _CRC32 or page != PAGE:
         raise StoreCorruptedError(
             f"{path} has store format {version} (checksum {algorithm}, pages of {page}), this program knows up to"
             f" {FORMAT}: use a newer one"
         )
-    return bool(found == base)
+    return data if found == base else None
 
 
 def _block(data: Buffer, at: int) -> tuple[int, int, int, int, tuple[int, ...]] | None:
@@ -227,11 +231,8 @@ def _block(data: Buffer, at: int) -> tuple[int, int, int, int, tuple[int, ...]] 
 
 def load(disk: Disk, path: str, base: int) -> Checksums | None:
     """The summary of a full segment's file; None when there is no good one."""
-    try:
-        data = read_whole(disk, path)
-    except FileNotFoundError:
-        return None
-    if not _head_fits(data, path, base):
+    data = _read(disk, path, base)
+    if data is None:
         return None
     found = Checksums()
     at = len(data) - 4
@@ -250,11 +251,8 @@ def load(disk: Disk, path: str, base: int) -> Checksums | None:
 
 def read_entries(disk: Disk, path: str, base: int) -> Entries | None:
     """Everything a checksum file says as far as it is good; None when it is not this segment's."""
-    try:
-        data = read_whole(disk, path)
-    except FileNotFoundError:
-        return None
-    if not _head_fits(data, path, base):
+    data = _read(disk, path, base)
+    if data is None:
         return None
     ends, crcs = array("Q"), array("I")
     at, end, durable, replay = _HEAD.size, 0, 0, 0

@@ -47,13 +47,12 @@ class ChunkCache:
     def clear(self) -> None:
         self._chunks.clear()
 
-    def _chunk(self, offset: int, size: int) -> tuple[int, bytes]:
-        """The chunk around ``offset``, read again when it ends too early for ``size`` bytes though the log has grown
-        since."""
+    def _chunk(self, offset: int) -> tuple[int, bytes]:
+        """The chunk around ``offset``, read again when it ended before it: the log may have grown since."""
         start = self._log.piece_start(offset, CHUNK)
         chunks = self._chunks
         data = chunks.pop(start, b"")
-        if len(data) < CHUNK and start + len(data) < offset + size:
+        if len(data) < CHUNK and start + len(data) <= offset:
             data = self._log.checked(start, CHUNK)
             if len(chunks) >= self._limit:
                 del chunks[next(iter(chunks))]
@@ -73,11 +72,11 @@ class ChunkCache:
         for start, length in zip(starts, lengths, strict=True):
             low = start - first
             if not 0 <= low < len(data):
-                first, data = self._chunk(start, 1)
+                first, data = self._chunk(start)
                 low = start - first
             part = data[low : low + length]
             while 0 < len(part) < length:
-                first, data = self._chunk(start + len(part), 1)
+                first, data = self._chunk(start + len(part))
                 low = start + len(part) - first
                 more = data[low : low + length - len(part)]
                 if not more:

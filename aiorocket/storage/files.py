@@ -8,6 +8,8 @@ from aiorocket.runtime.disk import Disk, File
 __all__ = ("FileCache", "read_pages", "read_whole")
 
 _PAGE = 32 * 1024
+#: Files that a store has open for reading.
+_OPEN_FILES = 128
 
 
 def read_pages(file: File, position: int, size: int) -> bytes:
@@ -47,12 +49,11 @@ class FileCache:
     """Used on the loop only. The writer thread opens its own handles, so closing one here never pulls a file from
     under it."""
 
-    __slots__ = ("_disk", "_files", "_limit")
+    __slots__ = ("_disk", "_files")
 
-    def __init__(self, disk: Disk, limit: int = 128) -> None:
+    def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self._files: dict[str, File] = {}
-        self._limit = limit
 
     def open(self, path: str) -> File:
         """The file for reading; OSError (FileNotFoundError) passes."""
@@ -60,7 +61,7 @@ class FileCache:
         file = files.pop(path, None)
         if file is None:
             file = self._disk.open(path)
-            if len(files) >= self._limit:
+            if len(files) >= _OPEN_FILES:
                 files.pop(next(iter(files))).close()
         files[path] = file
         return file

@@ -111,8 +111,6 @@ class KeyIndex:
         parts: Parts,
         read: Read,
         time_at: Callable[[int], int | None],
-        *,
-        entries: int = PART_ENTRIES,
     ) -> None:
         self._disk = disk
         self._log = log
@@ -120,7 +118,7 @@ class KeyIndex:
         self._directory = parts.directory
         self._read = read
         self._time_at = time_at
-        self._entries = entries
+        self._entries = PART_ENTRIES
         self._loop = asyncio.get_running_loop()
         self._one_at_a_time = asyncio.Lock()
         self._searching = asyncio.Lock()

@@ -316,9 +316,8 @@ BREAKAGES: Final[dict[str, Breakage]] = {
         "queue.cached_first = block.first", store_days,
     ),
     "a piece of the log as it was once": Breakage(
-        "aiorocket.storage.chunk_cache:ChunkCache._chunk", "len(data) < CHUNK and start + len(data) < offset + size",
-        "not data",
-        store_days,
+        "aiorocket.storage.chunk_cache:ChunkCache._chunk", "len(data) < CHUNK and start + len(data) <= offset",
+        "not data", store_days,
     ),
     "a search by time that ends one too late": Breakage(
         f"{_READER}.offset_by_time", "low = at + 1", "low = at + 2", store_days
