@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from aiorocket import Body, SendOptions
 from aiorocket.config import BrokerConfig, Flush
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ("RocketMQServer", "broker_thread")
 
-T = TypeVar("T")
 _PATIENCE = 5.0
 
 
@@ -34,9 +33,6 @@ class RocketMQServer:
         self._thread = thread
         #: ``host:port`` of the name server.
         self.nameserver_address = thread.call(lambda: mq.nameserver_address)
-
-    def _call(self, function: Callable[[], T]) -> T:
-        return self._thread.call(function)
 
     @property
     def faults(self) -> WireFaults:
@@ -58,11 +54,11 @@ class RocketMQServer:
 
     def messages(self, topic: str) -> list[RecordView]:
         """All messages of ``topic``, queue by queue."""
-        return self._call(lambda: self._mq.messages(topic))
+        return self._thread.call(lambda: self._mq.messages(topic))
 
     def dead_letters(self, group: str) -> list[RecordView]:
         """The messages that ``group`` gave up."""
-        return self._call(lambda: self._mq.dead_letters(group))
+        return self._thread.call(lambda: self._mq.dead_letters(group))
 
     def wait_dead_letter(self, group: str, timeout: float = _PATIENCE) -> RecordView:
         """The next dead letter of ``group`` that was not returned before. TimeoutError after ``timeout`` seconds."""
@@ -82,13 +78,13 @@ class RocketMQServer:
     def committed(self, group: str, topic: str) -> int:
         """How many messages of ``topic`` the group is done with, once everything is settled."""
         self.settled()
-        return self._call(lambda: self._mq.committed(group, topic))
+        return self._thread.call(lambda: self._mq.committed(group, topic))
 
     def assert_committed(self, group: str, topic: str, lag: int = 0) -> None:
         """AssertionError when ``group``, once everything is settled, is done with more or less than all messages of
         ``topic`` but ``lag``."""
         self.settled()
-        self._call(lambda: self._mq.assert_committed(group, topic, lag))
+        self._thread.call(lambda: self._mq.assert_committed(group, topic, lag))
 
     def restart(self, *, kill: bool = False) -> None:
         """End the broker and start it on the same directory and port. UsageError without a directory."""
