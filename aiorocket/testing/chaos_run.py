@@ -27,7 +27,7 @@ from aiorocket.testing.checkers import (
 )
 from aiorocket.testing.cluster import SimCluster
 from aiorocket.testing.history import History
-from aiorocket.testing.machines import SimSender, key_of
+from aiorocket.testing.machines import SimMember, SimSender, key_of
 from aiorocket.testing.sim import Simulation, simulate
 
 __all__ = ("ChaosReport", "SCENARIOS", "Size", "chaos", "size_for")
@@ -38,7 +38,6 @@ MAX_ATTEMPTS = 4
 
 #: After everything has healed: a broker misses a silent member after 120 s, and two rebalance periods follow.
 _QUIET = 180.0
-#: A start that fails under a fault is tried again after this long.
 
 Fault = Callable[["_Run"], Awaitable[None]]
 
@@ -223,23 +222,17 @@ _CONSUMER = ConsumerConfig(concurrency=4, drain_timeout=5.0)
 
 
 async def _kill_member(run: _Run) -> None:
-    running = [each for each in run.cluster.members if each.running]
-    if not running:
-        return
-    member = run.draw.choice(running)
-    member.kill(power_cut=run.draw.random() < 0.5)
-    await asyncio.sleep(run.draw.uniform(0.0, 90.0))
-    await member.start_again()
+    if (member := _member(run)) is not None:
+        member.kill(power_cut=run.draw.random() < 0.5)
+        await asyncio.sleep(run.draw.uniform(0.0, 90.0))
+        await member.start_again()
 
 
 async def _restart_member(run: _Run) -> None:
-    running = [each for each in run.cluster.members if each.running]
-    if not running:
-        return
-    member = run.draw.choice(running)
-    await member.stop()
-    await asyncio.sleep(run.draw.uniform(0.0, 30.0))
-    await member.start_again()
+    if (member := _member(run)) is not None:
+        await member.stop()
+        await asyncio.sleep(run.draw.uniform(0.0, 30.0))
+        await member.start_again()
 
 
 async def _restart_broker(run: _Run) -> None:
@@ -321,6 +314,11 @@ async def _wire(run: _Run) -> None:
     code, plan = run.draw.choice(plans)
     run.cluster.fault(broker.address, f"{code}: {plan}")
     broker.faults.next(code, times=run.draw.choice((1, 3, 10)), **plan)
+
+
+def _member(run: _Run) -> SimMember | None:
+    running = [each for each in run.cluster.members if each.running]
+    return run.draw.choice(running) if running else None
 
 
 def _link(run: _Run) -> tuple[str, str]:
