@@ -31,8 +31,6 @@ GROUP = "billing"
 MAX_ATTEMPTS = 3
 #: A member is missed after 120 s, a rebalance follows within 20.
 _QUIET = 160.0
-#: Offsets and progress are on the disk after this long: the client's flush every 10 s, the broker's every 5.
-_SAVED = 20.0
 _FAST = (0.00005, 0.0005)
 _STORE = StoreConfig(segment_size=256 * 1024, min_free=256 * 1024, tail_cache=64 * 1024, checkpoint_interval=2.0)
 

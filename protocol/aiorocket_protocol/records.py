@@ -49,7 +49,6 @@ from aiorocket_protocol.record_layout import (
 
 __all__ = ("RecordView", "check_record", "parse_blank", "split_records")
 
-_SHORT = Struct(">H")
 _INT = Struct(">i")
 _LONG = Struct(">q")
 _unpack_int = _INT.unpack_from

@@ -13,7 +13,6 @@ from aiorocket.spark.steps.files.hours import HourWriter, lasting
 from aiorocket.spark.steps.files.manifest import Archive, Commit, FileOrigin, Snapshot, Span, spans
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
-HOUR = 3_600_000_000
 _NAMES = [name for name in ROW_COLUMNS if name != "topic"]
 
 

@@ -16,7 +16,6 @@ SCHEMA = (
     "tags STRING, body BINARY, properties MAP<STRING, STRING>, bornTimestamp TIMESTAMP, storeTimestamp TIMESTAMP, "
     "bornHost STRING, storeHost STRING, reconsumeTimes INT"
 )
-_NAMES = [part.split()[0] for part in SCHEMA.replace("<STRING, STRING>", "").split(", ")]
 
 
 def at(seconds: float) -> datetime:
