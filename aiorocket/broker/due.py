@@ -13,7 +13,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from aiorocket.broker.copies import Copy, store_copy, where_read
 from aiorocket.errors import RocketError, StoreError, StoreFullError, UsageError
@@ -78,20 +78,23 @@ class Schedule(Protocol):
     def retry(self) -> list[tuple[int, int]]: ...
 
 
-class DueDelivery(ABC):
+S = TypeVar("S", bound=Schedule)
+
+
+class DueDelivery(ABC, Generic[S]):
     """Moves due messages. ``close()`` ends it."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         clock: Clock,
-        schedule: Schedule,
+        schedule: S,
         topics: TopicTable,
         store: MessageStore,
     ) -> None:
         self._loop = loop
         self._clock = clock
-        self._waiting = schedule
+        self._schedule = schedule
         self._topics = topics
         self._store = store
         self._driver = DeadlineDriver(loop, self._next_deadline, self._due)
@@ -132,7 +135,7 @@ class DueDelivery(ABC):
         self._driver.close()
         if self._retry is not None:
             self._retry.cancel()
-        if self._waiting.in_flight:
+        if self._schedule.in_flight:
             self._settled = self._loop.create_future()
             try:
                 async with asyncio.timeout(SETTLE):
@@ -141,9 +144,9 @@ class DueDelivery(ABC):
                 pass  # a store that cannot write: these are delivered after the next start
 
     def _next_deadline(self) -> float | None:
-        if self._waiting.in_flight >= MAX_IN_FLIGHT:
+        if self._schedule.in_flight >= MAX_IN_FLIGHT:
             return None
-        due = self._waiting.next_due()
+        due = self._schedule.next_due()
         if due is None:
             return None
         return self._loop.time() + min(max(0.0, (due - self._clock.wall_ms()) / 1000), MAX_SLEEP)
@@ -203,7 +206,7 @@ class DueDelivery(ABC):
         return len(data) // _BYTES
 
     def _ended(self, first: int, second: int) -> None:
-        waiting = self._waiting
+        waiting = self._schedule
         full = waiting.in_flight >= MAX_IN_FLIGHT or waiting.next_due() is None
         waiting.stored(first, second)
         if full and not self._closed:
@@ -217,7 +220,7 @@ class DueDelivery(ABC):
         self._ended(first, second)
 
     def _failed(self, first: int, second: int) -> None:
-        self._waiting.failed(first, second)
+        self._schedule.failed(first, second)
         if self._retry is None and not self._closed:
             self._retry = self._loop.call_later(RETRY_AFTER, self._again)
 
@@ -227,5 +230,5 @@ class DueDelivery(ABC):
     def _retries(self) -> Iterator[Callable[[], int]]:
         """In line with what is due, or a recall could be met behind what it recalls."""
         self._retry, self._refused = None, False
-        for message in self._waiting.retry():
+        for message in self._schedule.retry():
             yield partial(self._move, *message, None)

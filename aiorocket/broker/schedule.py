@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from typing import TYPE_CHECKING
 
 from aiorocket.broker.copies import Copy
 from aiorocket.broker.core.delay import DELAY_OUT_MS, DelaySchedule
 from aiorocket.broker.due import MAX_IN_FLIGHT, DueDelivery
 from aiorocket.errors import RocketError
 from aiorocket_protocol import PROPERTY_REAL_QID, PROPERTY_REAL_TOPIC, SCHEDULE_TOPIC, RecordView, encode_properties
-
-if TYPE_CHECKING:
-    from aiorocket.broker.core.topics import TopicTable
-    from aiorocket.runtime.clock import Clock
-    from aiorocket.storage.store import MessageStore
 
 __all__ = ("DelayDelivery",)
 
@@ -25,19 +18,8 @@ _log = logging.getLogger("aiorocket.broker")
 BATCH = 256
 
 
-class DelayDelivery(DueDelivery):
+class DelayDelivery(DueDelivery[DelaySchedule]):
     """``start()`` looks at every level. A message is named by its level and its offset there."""
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        clock: Clock,
-        schedule: DelaySchedule,
-        topics: TopicTable,
-        store: MessageStore,
-    ) -> None:
-        super().__init__(loop, clock, schedule, topics, store)
-        self._schedule = schedule
 
     def start(self) -> None:
         for level in self._schedule.levels:

@@ -3,9 +3,6 @@ was recalled."""
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING
-
 from aiorocket.broker.copies import Copy
 from aiorocket.broker.core.timers import TimerSchedule, deletes, is_rolled, wait_code
 from aiorocket.broker.due import MAX_IN_FLIGHT, DueDelivery, when_whole
@@ -22,31 +19,15 @@ from aiorocket_protocol import (
     encode_properties,
 )
 
-if TYPE_CHECKING:
-    from aiorocket.broker.core.topics import TopicTable
-    from aiorocket.runtime.clock import Clock
-    from aiorocket.storage.store import MessageStore
-
 __all__ = ("TimerDelivery",)
 
 #: Entries of the queue read at a time.
 BATCH = 4096
 
 
-class TimerDelivery(DueDelivery):
+class TimerDelivery(DueDelivery[TimerSchedule]):
     """``start()`` learns from the timer topic's queue what waits. A message is named by its wait code and its place in
     the log."""
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        clock: Clock,
-        schedule: TimerSchedule,
-        topics: TopicTable,
-        store: MessageStore,
-    ) -> None:
-        super().__init__(loop, clock, schedule, topics, store)
-        self._schedule = schedule
 
     async def start(self) -> None:
         """OSError, StoreCorruptedError or StoreBusyError when the queue cannot be read."""

@@ -151,8 +151,8 @@ BREAKAGES: Final[dict[str, Breakage]] = {
         "aiorocket.broker.core.delay:DelaySchedule.stored", "self.version += 1", "None"
     ),
     "a delayed message the store refused is given up": Breakage(
-        "aiorocket.broker.due:DueDelivery._failed", "self._waiting.failed(first, second)",
-        "self._waiting.stored(first, second)", _timers,
+        "aiorocket.broker.due:DueDelivery._failed", "self._schedule.failed(first, second)",
+        "self._schedule.stored(first, second)", _timers,
     ),
     "timers begin behind what waits": Breakage(
         "aiorocket.broker.core.timers:TimerSchedule.to_dict", "first = self.first", "first = self.next"
