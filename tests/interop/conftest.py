@@ -93,6 +93,13 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
+@pytest.fixture(params=["apache", "ours"])
+def server(request: pytest.FixtureRequest) -> Server:
+    """Both, unless a module has another."""
+    found: Server = request.getfixturevalue(request.param)
+    return found
+
+
 @pytest.fixture
 async def java(tmp_path: Path) -> AsyncIterator[JavaClient]:
     client = JavaClient(tmp_path)

@@ -36,12 +36,6 @@ async def create(server: Server, topic: str, queues: int = 2) -> None:
     await until(lambda: ask(server.nameserver, GET_ROUTE, {"topic": topic})[0] == 0, "routable")
 
 
-@pytest.fixture(params=["apache", "ours"])
-def server(request: pytest.FixtureRequest) -> Server:
-    found: Server = request.getfixturevalue(request.param)
-    return found
-
-
 async def test_everybody_in_a_broadcasting_group_gets_everything(
     server: Server, java: JavaClient, tmp_path: Path
 ) -> None:

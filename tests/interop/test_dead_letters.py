@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
@@ -14,11 +13,6 @@ from aiorocket_protocol import CreateTopicRequestHeader, RequestCode
 from tests.interop.peers import Server
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(400)]
-
-
-@pytest.fixture(params=["apache", "ours"])
-def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    yield request.getfixturevalue(request.param)
 
 
 async def test_dead_letters_are_read_and_replayed_once(server: Server) -> None:

@@ -18,12 +18,6 @@ GET_MAX_OFFSET = 30
 COUNT, QUEUES = 12, 2
 
 
-@pytest.fixture(params=["apache", "ours"])
-def server(request: pytest.FixtureRequest) -> Server:
-    found: Server = request.getfixturevalue(request.param)
-    return found
-
-
 async def popping(server: Server, mqadmin: Command, topic: str, group: str) -> None:
     """The topic, the group, and that the group pops the topic."""
     await create(server, topic, QUEUES)

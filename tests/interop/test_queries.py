@@ -16,10 +16,9 @@ from aiorocket import Admin, Consumer, Message, Producer, Retry
 from aiorocket.telemetry.message_trace import MessageTrace, trace_of
 from tests.interop.peers import NEWEST, OLDER, Command, Server, ask
 from tests.interop.peers import Admin as Mqadmin
-from tests.interop.test_consumers import create, server, until
+from tests.interop.test_consumers import create, until
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
-__all__ = ("server",)
 
 SEARCH, QUERY = 29, 12
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -14,11 +13,6 @@ from aiorocket.errors import RemoteError
 from tests.interop.peers import Server
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(240)]
-
-
-@pytest.fixture(params=["apache", "ours"])
-def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    yield request.getfixturevalue(request.param)
 
 
 async def test_messages_come_when_they_are_due_and_recalled_ones_do_not(server: Server) -> None:
