@@ -12,9 +12,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
-import pytest_asyncio
 
-from aiorocket import Admin, DeadLetter, Embedded, Message, embed
+from aiorocket import Admin, DeadLetter, Embedded, Message
 from aiorocket.broker.core.topics import Topic
 from aiorocket.dashboard.server import serving
 from aiorocket.dashboard.settings import DashboardConfig
@@ -37,13 +36,6 @@ TOKEN = "a token of 23 characters"
 KEY = "<script>window.broken=1</script>\"'&"
 HOSTILE = f"<img src=x onerror='window.broken=2'>{KEY}"
 TOPICS, GROUPS = 2_000, 500
-
-
-@pytest_asyncio.fixture
-async def mq() -> AsyncIterator[Embedded]:
-    async with embed(broker={"register_interval": 0.3}) as embedded:
-        await embedded.create_topic("orders", queues=2)
-        yield embedded
 
 
 class Watched:
