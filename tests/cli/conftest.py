@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
+from aiorocket.testing.server import RocketMQServer, broker_thread
 from tests.cli.copies import Copy, Original
 
 
@@ -114,6 +115,12 @@ def aiorocket(original: Original, tmp_path: Path) -> Iterator[Aiorocket]:
     commands = Aiorocket(original, directory)
     yield commands
     commands.end()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RocketMQServer]:
+    with broker_thread() as server:
+        yield server
 
 
 @pytest.fixture

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from aiorocket.cli.main import cli
-from aiorocket.testing.server import RocketMQServer, broker_thread
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RocketMQServer]:
-    with broker_thread() as server:
-        yield server
+from aiorocket.testing.server import RocketMQServer
 
 
 def call(*arguments: str) -> Result:
