@@ -1,5 +1,5 @@
-"""A name server and a broker of a few lines that answer as a test wants: the client's counterpart when things go
-wrong."""
+"""A name server and a broker of a few lines that answer as a test wants, the client's counterpart when things go
+wrong; and a real one with who administers it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest_asyncio
 
+from aiorocket import Admin, Embedded, embed
 from aiorocket.config import RemotingConfig
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.processors import ProcessorTable
@@ -88,6 +89,19 @@ class Scripted:
     def _send(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         self.sends.append(command.read(SendMessageRequestHeaderV2))
         return self.on_send(connection, command)
+
+
+@pytest_asyncio.fixture
+async def mq() -> AsyncIterator[Embedded]:
+    async with embed(broker={"register_interval": 0.3}) as embedded:
+        await embedded.create_topic("orders", queues=2)
+        yield embedded
+
+
+@pytest_asyncio.fixture
+async def admin(mq: Embedded) -> AsyncIterator[Admin]:
+    async with Admin(nameservers=mq.nameservers) as admin:
+        yield admin
 
 
 @pytest_asyncio.fixture

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from aiorocket import (
     Admin,
@@ -26,7 +25,6 @@ from aiorocket import (
     SimpleConsumer,
     TopicNotFoundError,
     UsageError,
-    embed,
 )
 from aiorocket.broker import Broker
 from aiorocket.client.admin.asking import Missing, gathered, side_by_side
@@ -48,19 +46,6 @@ from aiorocket.runtime.env import real_env
 from aiorocket_protocol import REVIVE_TOPIC_PREFIX, TIMER_TOPIC, RequestCode, split_records
 from tests.broker.peer import away
 from tests.broker.test_calls import asked, consumer, reply
-
-
-@pytest_asyncio.fixture
-async def mq() -> AsyncIterator[Embedded]:
-    async with embed(broker={"register_interval": 0.3}) as embedded:
-        await embedded.create_topic("orders", queues=2)
-        yield embedded
-
-
-@pytest_asyncio.fixture
-async def admin(mq: Embedded) -> AsyncIterator[Admin]:
-    async with Admin(nameservers=mq.nameservers) as admin:
-        yield admin
 
 
 async def sent(mq: Embedded, count: int, topic: str = "orders") -> list[str]:

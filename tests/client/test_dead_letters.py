@@ -48,12 +48,6 @@ async def mq(tmp_path: Path) -> AsyncIterator[Embedded]:
         yield embedded
 
 
-@pytest_asyncio.fixture
-async def admin(mq: Embedded) -> AsyncIterator[Admin]:
-    async with Admin(nameservers=mq.nameservers) as admin:
-        yield admin
-
-
 async def bury(mq: Embedded, *bodies: bytes, topic: str = "orders", **options: Any) -> None:
     """Send messages and have group "billing" give each of them up."""
     consumer, left, seen = mq.consumer("billing"), asyncio.Event(), list(bodies)

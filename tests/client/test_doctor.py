@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
-from aiorocket import Admin, Client, ClientConfig, DeadLetter, Message, Producer, RemotingConfig, RocketError, embed
+from aiorocket import Admin, Client, ClientConfig, DeadLetter, Message, Producer, RemotingConfig, RocketError
 from aiorocket.client.admin.asking import Answers
 from aiorocket.client.admin.brokers import BrokerRuntime, Brokers
 from aiorocket.client.admin.doctor import Finding, _of_runtime
@@ -59,13 +57,6 @@ def test_what_a_broker_says_of_itself(values: dict[str, str], check: str, level:
     (found,) = wrong({**WELL, **values})
     assert (found.check, found.level) == (check, level)
     assert said in found.finding and advised in found.advice
-
-
-@pytest_asyncio.fixture
-async def mq() -> AsyncIterator[Embedded]:
-    async with embed(broker={"register_interval": 0.3}) as embedded:
-        await embedded.create_topic("orders", queues=2)
-        yield embedded
 
 
 async def wrong(mq: Embedded) -> dict[str, Finding]:
