@@ -30,6 +30,11 @@ async def served(app: web.Application) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
+async def are_counted(http: aiohttp.ClientSession, url: str, page: str, clicks: int) -> bool:
+    async with http.get(f"{url}/clicks/{page}") as answer:
+        return bool(await answer.json() == {"clicks": clicks})
+
+
 async def test_a_listener_and_the_requests_share_the_application(
     mq: Embedded, http: aiohttp.ClientSession, eventually: Eventually
 ) -> None:
@@ -37,12 +42,7 @@ async def test_a_listener_and_the_requests_share_the_application(
         for _ in range(3):
             async with http.post(f"{url}/clicks/home") as answer:
                 assert answer.status == 202
-
-        async def are_counted() -> bool:
-            async with http.get(f"{url}/clicks/home") as answer:
-                return bool(await answer.json() == {"clicks": 3})
-
-        await eventually(are_counted)
+        await eventually(lambda: are_counted(http, url, "home", 3))
     assert await committed(mq, "counting", "clicks") == 3
     assert await stored(mq, "counted") == 3
 
@@ -78,12 +78,7 @@ async def test_a_termination_waits_for_the_listener_that_runs(
     app = await apps.start("clicks.py", mq.nameserver_address)
     async with http.post(f"{app.url}/clicks/slow", params={"seconds": "1"}) as answer:
         assert answer.status == 202
-
-    async def is_being_counted() -> bool:
-        async with http.get(f"{app.url}/clicks/being counted") as answer:
-            return bool(await answer.json() == {"clicks": 1})
-
-    await eventually(is_being_counted)
+    await eventually(lambda: are_counted(http, app.url, "being counted", 1))
     app.process.send_signal(signal.SIGTERM)
     code, err = await apps.end_of(app.process)
     assert code == 0, err
@@ -97,12 +92,7 @@ async def test_a_listener_that_does_not_end_is_not_waited_for_longer_than_promis
     app = await apps.start("clicks.py", mq.nameserver_address, clicks.START, 1)
     async with http.post(f"{app.url}/clicks/endless", params={"seconds": "600"}) as answer:
         assert answer.status == 202
-
-    async def is_being_counted() -> bool:
-        async with http.get(f"{app.url}/clicks/being counted") as answer:
-            return bool(await answer.json() == {"clicks": 1})
-
-    await eventually(is_being_counted)
+    await eventually(lambda: are_counted(http, app.url, "being counted", 1))
     began = asyncio.get_running_loop().time()
     app.process.send_signal(signal.SIGTERM)
     code, err = await apps.end_of(app.process)
