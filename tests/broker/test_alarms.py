@@ -23,7 +23,7 @@ from aiorocket.runtime.memory_disk import MemoryDisk
 from aiorocket.testing import Simulation, simulate
 from aiorocket_protocol import KVTable, decode_body
 from tests.broker.peer import Peer, heartbeat, running
-from tests.broker.test_sim import SimPeer, config, started
+from tests.broker.test_sim import SimPeer, config, kill, started
 
 
 def table() -> str:
@@ -191,8 +191,7 @@ def test_a_sync_that_fails_ends_writing_until_a_restart_and_raises_an_alarm(monk
         assert await peer.drain() == [b"kept"] and (await peer.send()).code == 14
         watch.cancel()
         await peer.close()
-        host.kill(power_cut=True)
-        disk.crash()
+        kill(host, disk, power=True)
         monkeypatch.undo()
         host, broker = await started(sim, sim.env(disk=disk), config())
         peer = SimPeer(sim, broker.address)

@@ -29,7 +29,7 @@ from aiorocket_protocol import (
     encode_body,
 )
 from tests.broker.peer import Peer, pull_header, records, running
-from tests.broker.test_sim import SimPeer, config, started
+from tests.broker.test_sim import SimPeer, config, kill, started
 
 LEASE, TRUST, GRACE = 60.0, 30.0, 30.0
 Q0, Q1, Q2 = (QueueKey("T", "broker-a", number) for number in range(3))
@@ -679,8 +679,7 @@ def test_after_a_restart_the_owner_stays_or_everybody_waits(how: str) -> None:
         peer = SimPeer(sim, broker.address)
         await peer.send()
         assert granted(await peer.call(41, body=lock_body("a", 0))) == {0: 1}
-        host.kill()
-        disk.process_died()
+        kill(host, disk)
         files = [path for path in ("store/config/locks.a", "store/config/locks.b") if disk.exists(path)]
         newest = max(files, key=lambda path: int(disk.read_bytes(path).split(b" ", 3)[3].partition(b"\n")[0]))
         for path in files if how != "one generation" else [newest]:
@@ -768,11 +767,7 @@ def test_a_change_of_owner_that_fails_at_any_call_of_the_disk_makes_no_second_ow
         a, b = SimPeer(sim, broker.address, "10.0.1.1"), SimPeer(sim, broker.address, "10.0.1.2")
 
         def die() -> None:
-            host.kill(power_cut="power" in how)
-            if "power" in how:
-                disk.crash()
-            else:
-                disk.process_died()
+            kill(host, disk, power="power" in how)
 
         async def gets_it(peer: SimPeer, client: str) -> bool:
             try:

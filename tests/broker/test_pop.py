@@ -51,7 +51,7 @@ from aiorocket_protocol import (
     split_records,
 )
 from tests.broker.peer import Peer, heartbeat, records_read, running, send_header
-from tests.broker.test_sim import SimPeer, config, started
+from tests.broker.test_sim import SimPeer, config, kill, started
 
 
 def pop_header(topic: str = "T", queue_id: int = -1, **changes: Any) -> PopMessageRequestHeader:
@@ -548,8 +548,7 @@ class Popper(SimPeer):
 
 
 async def killed(sim: Simulation, host: Any, disk: SimDisk, *, power: bool, **changes: Any) -> tuple[Any, Broker]:
-    host.kill(power_cut=power)
-    disk.crash() if power else disk.process_died()
+    kill(host, disk, power=power)
     return await started(sim, sim.env(disk=disk), config(**changes))
 
 
@@ -930,8 +929,7 @@ def test_a_topic_that_is_deleted_while_the_store_takes_nothing_leaves_no_pops(
             assert await peer.ack(other.pop()) == 0
         if then == "killed":
             await asyncio.sleep(5)
-            host.kill()
-            disk.process_died()
+            kill(host, disk)
         else:
             await host.run(broker.close())
         host, broker = await started(sim, sim.env(disk=disk), config(host="127.0.0.1"))

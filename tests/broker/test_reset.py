@@ -25,7 +25,7 @@ from aiorocket_protocol import (
 )
 from tests.broker.peer import Peer, pull_header, records, running, span
 from tests.broker.test_calls import asked, consumer
-from tests.broker.test_sim import SimPeer, config
+from tests.broker.test_sim import SimPeer, config, kill
 
 
 def queue(queue_id: int) -> MessageQueue:
@@ -194,11 +194,7 @@ def test_a_reset_that_was_answered_survives_a_kill_and_a_power_cut() -> None:
         assert (await peer.call(15, fields)).code == 0
         await asyncio.sleep(10)  # saved
         assert (await peer.call(222, header(0))).code == 0
-        host.kill(power_cut=power)
-        if power:
-            disk.crash()
-        else:
-            disk.process_died()
+        kill(host, disk, power=power)
         await peer.close()
         host, broker = await start()
         peer = SimPeer(sim, broker.address, "10.0.0.8")

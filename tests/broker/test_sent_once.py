@@ -25,7 +25,7 @@ from aiorocket.storage.written import WrittenLog
 from aiorocket.testing import SimCluster, Simulation, simulate
 from aiorocket_protocol import DeleteTopicRequestHeader, RemotingCommand, SendMessageResponseHeader, encode_batch
 from tests.broker.peer import Peer, send_header
-from tests.broker.test_sim import SMALL, SimPeer, config, started
+from tests.broker.test_sim import SMALL, SimPeer, config, kill, started
 
 
 async def send(peer: SimPeer, key: str, once: str = "broker-a", **changes: Any) -> RemotingCommand:
@@ -72,8 +72,7 @@ def test_two_producers_with_one_id_are_told() -> None:
             assert answer.code == 13 and "another message was sent with the UNIQ_KEY 'same'" in (answer.remark or "")
         assert (await sent(b"another", queue_id=1)).code == 0  # elsewhere an id is its queue's own
         await peer.close()
-        host.kill(power_cut=False)
-        disk.process_died()
+        kill(host, disk)
         host, broker = await started(sim, env, config())
         peer = SimPeer(sim, broker.address)
         assert (await sent(b"another")).code == 13
@@ -149,8 +148,7 @@ def test_a_repetition_is_stored_once_over_restarts(power: bool) -> None:
         places = [answer.read(SendMessageResponseHeader)[:3] for answer in answers]
         assert places[0] == places[1] == places[3] and places[2] == places[4] and len(set(places)) == 2
         assert (await send(peer, "c", properties="UNIQ_KEY\x01c\x02DELAY\x013\x02")).code == 0
-        host.kill(power_cut=power)
-        disk.crash() if power else disk.process_died()
+        kill(host, disk, power=power)
         await peer.close()
         host, broker = await started(sim, env, config())
         peer = SimPeer(sim, broker.address)
@@ -188,8 +186,7 @@ def test_a_repetition_behind_many_of_others_is_stored_once(end: str) -> None:
         if end == "stop":
             await host.run(broker.close())
         elif end != "none":
-            host.kill(power_cut=end == "cut")
-            disk.crash() if end == "cut" else disk.process_died()
+            kill(host, disk, power=end == "cut")
         if end == "the state is lost":
             for path in [path for path in disk.files if "config/sent." in path]:
                 disk.unlink(path)
@@ -218,8 +215,7 @@ def test_a_start_after_a_kill_lets_others_push_no_producer_out() -> None:
         for number in range(100):
             await peer.send(b"other", properties=f"UNIQ_KEY\x01{key(f'other{number}', 0)}\x02")
         await peer.close()
-        host.kill(power_cut=False)
-        disk.process_died()
+        kill(host, disk)
         host, broker = await started(sim, env, config(limits=Limits(sent_once=50)))
         peer = SimPeer(sim, broker.address)
         for number, place in enumerate(places, 1):
@@ -245,8 +241,7 @@ def test_the_first_of_all_is_known_when_the_broker_dies_with_its_answer(busy: bo
         sends.append(asyncio.ensure_future(send(peer, "first")))
         while broker.store.max_offset("T", 0) < 2 + 20 * busy:
             await asyncio.sleep(1e-6)
-        host.kill(power_cut=False)
-        disk.process_died()
+        kill(host, disk)
         await asyncio.gather(*sends, return_exceptions=True)
         await peer.close()
         host, broker = await started(sim, env, config(store=replace(SMALL, flush=flush)))
@@ -274,8 +269,7 @@ def test_much_that_others_send_before_a_kill_hides_nothing(monkeypatch: pytest.M
             await peer.send(bytes(1000))
         assert broker.store.max_physical > 4 * 4096
         await peer.close()
-        host.kill(power_cut=False)
-        disk.process_died()
+        kill(host, disk)
         host, broker = await started(sim, env, config())
         peer = SimPeer(sim, broker.address)
         assert (await send(peer, "mine")).code == 0
@@ -311,8 +305,7 @@ def test_what_retention_took_before_it_was_saved_is_not_stored_again_after_a_kil
         assert await host.run(broker.store.retention.sweep()) > 0
         assert broker.store.min_offset("T", 0) > 1
         await peer.close()
-        host.kill(power_cut=False)
-        disk.process_died()
+        kill(host, disk)
         host, broker = await started(sim, env, settings)
         peer = SimPeer(sim, broker.address)
         end = broker.store.max_offset("T", 0)
@@ -357,8 +350,7 @@ def test_a_record_of_which_the_newest_is_damaged_hides_no_first_send() -> None:
         await asyncio.sleep(6)
         assert (await send(peer, "mine")).code == 0
         await peer.close()
-        host.kill(power_cut=False)
-        disk.process_died()
+        kill(host, disk)
         paths = [path for path in disk.files if "config/sent." in path]
         newest = max(paths, key=lambda path: int(bytes(disk.files[path]).split(b"\n")[0].split()[-1]))
         assert b'"used":true' in disk.files[newest]
@@ -422,8 +414,7 @@ def test_a_start_after_a_kill_compares_no_page_for_each_message(monkeypatch: pyt
         for number in range(300):
             await peer.send(properties=f"UNIQ_KEY\x01{key('other', number)}\x02")
         await peer.close()
-        host.kill(power_cut=False)
-        disk.process_died()
+        kill(host, disk)
         monkeypatch.setattr(WrittenLog, "checked", counted)
         host, broker = await started(sim, env, config())
         assert 0 < len(reads) < 30
@@ -457,8 +448,7 @@ def test_a_start_after_a_clean_stop_reads_nothing(monkeypatch: pytest.MonkeyPatc
             if stop == "clean":
                 await host.run(broker.close())
             else:
-                host.kill(power_cut=False)
-                disk.process_died()
+                kill(host, disk)
             host, broker = await started(sim, env, config())
             assert len(read) == (0 if stop == "clean" else 50)
         await peer.close()

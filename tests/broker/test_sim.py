@@ -74,6 +74,12 @@ async def started(sim: Simulation, env: Env, settings: BrokerConfig) -> tuple[An
     return host, broker
 
 
+def kill(host: Any, disk: SimDisk, *, power: bool = False) -> None:
+    """End the broker's process, or with ``power`` its machine."""
+    host.kill(power_cut=power)
+    disk.crash() if power else disk.process_died()
+
+
 @pytest.mark.parametrize("subscription", ["*", "a"])
 def test_many_holds_that_end_together_all_end(subscription: str) -> None:
     async def main(sim: Simulation) -> None:
@@ -360,11 +366,7 @@ def test_what_was_acknowledged_survives_a_killed_process_and_a_power_cut(seed: i
 
         tasks = [asyncio.create_task(sender(number)) for number in range(4)]
         await asyncio.sleep(0.02 + sim.loop.random.random() * 0.3)
-        host.kill(power_cut=power)
-        if power:
-            disk.crash()
-        else:
-            disk.process_died()
+        kill(host, disk, power=power)
         await asyncio.wait(tasks)
         for task in tasks:
             if (error := task.exception()) is not None:  # a delayed send cut off in the middle
@@ -399,11 +401,7 @@ def test_a_crash_costs_no_commit_that_the_timer_has_saved(power: bool) -> None:
         assert (await peer.call(15, UpdateConsumerOffsetRequestHeader("g", "T", 0, 1))).code == 0
         await asyncio.sleep(5.5)
         assert (await peer.call(15, UpdateConsumerOffsetRequestHeader("g", "T", 0, 2))).code == 0
-        host.kill(power_cut=power)
-        if power:
-            disk.crash()
-        else:
-            disk.process_died()
+        kill(host, disk, power=power)
         host, broker = await started(sim, env, config())
         assert broker.offsets.query("g", "T", 0) == 1  # and 2 was younger than the last save
         assert broker.configs.get("g") is not None
@@ -507,8 +505,7 @@ def test_progress_of_delays_never_outlives_their_copies(seed: int, timer: bool) 
             assert (await peer.send(b"%d" % number, properties="DELAY\x011\x02")).code == 0
             await asyncio.sleep(2.5)
         assert broker.store._log.synced < broker.store._log.written
-        host.kill(power_cut=True)
-        disk.crash()
+        kill(host, disk, power=True)
         host, broker = await started(sim, env, settings)
         await peer.close()
         peer = SimPeer(sim, broker.address, "10.0.0.8")
@@ -602,8 +599,7 @@ def test_a_change_asked_for_again_is_durable_when_it_is_answered(
         disk.fail()
         assert (await peer.call(code, header, body)).code != 0
         assert (await peer.call(code, header, body)).code == 0
-        host.kill(power_cut=True)
-        disk.crash()
+        kill(host, disk, power=True)
         host, broker = await started(sim, env, config(host="127.0.0.1"))
         assert is_so(broker)
         await peer.close()

@@ -23,7 +23,7 @@ from aiorocket_protocol import (
     SendMessageResponseHeader,
     split_records,
 )
-from tests.broker.test_sim import SimPeer, config, started
+from tests.broker.test_sim import SimPeer, config, kill, started
 
 DAY = 86_400_000
 TIMER_TOPIC = "rmq_sys_wheel_timer"
@@ -286,11 +286,7 @@ def test_none_is_lost_or_early_when_a_broker_dies(seed: int, power: bool) -> Non
                 if number % 7 == 0 and handle and (await recall(peer, handle)).code == 0:
                     recalled.add(body)
             await asyncio.sleep(sim.loop.random.uniform(0, 12))
-            host.kill(power_cut=power)
-            if power:
-                disk.crash()
-            else:
-                disk.process_died()
+            kill(host, disk, power=power)
             await peer.close()
             host, broker = await started(sim, env, config())
         peer = SimPeer(sim, broker.address)

@@ -14,7 +14,7 @@ from aiorocket.runtime.disk import RealDisk
 from aiorocket.storage import Snapshot
 from aiorocket.testing import Simulation, simulate
 from aiorocket_protocol import CreateTopicRequestHeader, UpdateGroupForbiddenRequestHeader
-from tests.broker.test_sim import SimPeer, config, started
+from tests.broker.test_sim import SimPeer, config, kill, started
 
 
 class _Disk(RealDisk):
@@ -128,11 +128,7 @@ def test_acknowledged_topics_and_settings_outlive_their_broker(seed: int, power:
 
         tasks = [asyncio.create_task(administrator(number)) for number in range(5)]
         await asyncio.sleep(0.05 + sim.loop.random.random() * 0.1)
-        host.kill(power_cut=power)
-        if power:
-            disk.crash()
-        else:
-            disk.process_died()
+        kill(host, disk, power=power)
         assert made and forbidden and not any(each.done() for each in tasks)
         for each in tasks:
             each.cancel()
