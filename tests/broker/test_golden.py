@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 
-from aiorocket.broker import Broker
-from aiorocket.runtime.env import Env
 from aiorocket.storage.checksums import FORMAT
 from aiorocket.testing import SimDisk, Simulation, simulate
 from aiorocket.testing.sim import SimClock
@@ -31,25 +29,19 @@ from tests.broker.peer import heartbeat
 from tests.broker.test_locks import granted, lock_body
 from tests.broker.test_pop import Popper, bodies
 from tests.broker.test_sent_once import send as send_once
-from tests.broker.test_sim import config
+from tests.broker.test_sim import config, started
 from tests.broker.test_timers import recall, recall_handle
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("format*.zip"))
 #: How long after the start of its simulation the clock stood when a directory was left.
 LEFT = 30.0
 DAY = 86_400
+#: It serves administration.
+SERVED = config(host="127.0.0.1", advertise="10.0.0.1")
 
 
 def text(**properties: str) -> str:
     return encode_properties(properties).decode()
-
-
-async def started(sim: Simulation, env: Env) -> tuple[Any, Broker]:
-    """One that serves administration."""
-    host = sim.host("10.0.0.1")
-    broker = Broker(env, config(host="127.0.0.1", advertise="10.0.0.1"))
-    await host.run(broker.start())
-    return host, broker
 
 
 async def locked(peer: Popper, client: str) -> dict[int, int]:
@@ -58,7 +50,7 @@ async def locked(peer: Popper, client: str) -> dict[int, int]:
 
 async def leave(sim: Simulation, disk: SimDisk) -> dict[str, Any]:
     """Have a broker know something of everything, and stop it. What its clients know."""
-    host, broker = await started(sim, sim.env(disk=disk))
+    host, broker = await started(sim, sim.env(disk=disk), SERVED)
     peer = Popper(sim, broker.address)
     for number in range(3):
         assert (await peer.send(b"%d" % number)).code == 0
@@ -103,7 +95,7 @@ def test_a_directory_of_each_version_goes_on(path: Path) -> None:
         env = sim.env(disk=disk)
         assert isinstance(env.clock, SimClock)
         env.clock.skew_ms = int(1000 * LEFT)
-        host, broker = await started(sim, env)
+        host, broker = await started(sim, env, SERVED)
         assert not broker.recovery.damaged and not broker.recovery.rebuilt
         peer = Popper(sim, broker.address)
         assert await locked(peer, "b@1") == {}
@@ -128,7 +120,7 @@ def test_a_directory_of_each_version_goes_on(path: Path) -> None:
 
         # The days pass while it is away: what it does in five of them is three seconds of CPU.
         env.clock.skew_ms += int(1000 * 5 * DAY)
-        host, broker = await started(sim, env)
+        host, broker = await started(sim, env, SERVED)
         peer = Popper(sim, broker.address)
         await asyncio.sleep(61)
         assert await peer.drain("D") == [b"soon", b"delayed", b"hour", b"days"]

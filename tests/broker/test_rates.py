@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiorocket.broker import Broker
 from aiorocket.broker.core.rates import BURST, Rate
 from aiorocket.config import BrokerConfig, RateLimits
 from aiorocket.errors import ConfigError
@@ -244,10 +243,9 @@ def test_rates_change_at_run_time_and_outlive_the_broker() -> None:
     """What waits under the old limit goes on under the new one; what was delivered without one is not paid for."""
 
     async def main(sim: Simulation) -> None:
-        env, host = sim.env(), sim.host("10.0.0.1")
+        env = sim.env()
         local = config(host="127.0.0.1", advertise="10.0.0.1")  # it serves administration
-        broker = Broker(env, local)
-        await host.run(broker.start())
+        host, broker = await started(sim, env, local)
         peer = SimPeer(sim, "10.0.0.1:10911")
 
         async def change(**values: object) -> int:
@@ -283,8 +281,7 @@ def test_rates_change_at_run_time_and_outlive_the_broker() -> None:
         assert (shown["topicByteRate"], shown["groupByteRate"], shown["groupMessageRate"]) == ("12.5", "7", "0")
         await peer.close()
         await host.run(broker.close())
-        broker = Broker(env, local)
-        await host.run(broker.start())
+        host, broker = await started(sim, env, local)
         peer = SimPeer(sim, "10.0.0.1:10911")
         assert (await peer.send(b"x" * 20)).code == 0 and (await peer.send()).code == 2
         await peer.close()

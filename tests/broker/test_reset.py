@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from aiorocket.broker import Broker
 from aiorocket.broker.core.offsets import ConsumerOffsets
 from aiorocket.runtime.env import memory_env
-from aiorocket.testing import SimHost, Simulation, simulate
+from aiorocket.testing import Simulation, simulate
 from aiorocket_protocol import (
     MSGPACK,
     MessageQueue,
@@ -25,7 +25,7 @@ from aiorocket_protocol import (
 )
 from tests.broker.peer import Peer, pull_header, records, running, span
 from tests.broker.test_calls import asked, consumer
-from tests.broker.test_sim import SimPeer, config, kill
+from tests.broker.test_sim import SimPeer, config, kill, started
 
 
 def queue(queue_id: int) -> MessageQueue:
@@ -180,13 +180,8 @@ def test_a_reset_that_was_answered_survives_a_kill_and_a_power_cut() -> None:
     async def main(sim: Simulation, power: bool) -> None:
         disk = sim.disk()
 
-        async def start() -> tuple[SimHost, Broker]:  # bound to loopback, so that it is administered
-            host = sim.host("10.0.0.1")
-            broker = Broker(sim.env(disk=disk), config(host="127.0.0.1", advertise="10.0.0.1"))
-            await host.run(broker.start())
-            return host, broker
-
-        host, broker = await start()
+        settings = config(host="127.0.0.1", advertise="10.0.0.1")  # bound to loopback, so that it is administered
+        host, broker = await started(sim, sim.env(disk=disk), settings)
         peer = SimPeer(sim, broker.address)
         for number in range(5):
             await peer.send(b"%d" % number)
@@ -196,7 +191,7 @@ def test_a_reset_that_was_answered_survives_a_kill_and_a_power_cut() -> None:
         assert (await peer.call(222, header(0))).code == 0
         kill(host, disk, power=power)
         await peer.close()
-        host, broker = await start()
+        host, broker = await started(sim, sim.env(disk=disk), settings)
         peer = SimPeer(sim, broker.address, "10.0.0.8")
         moved = await peer.pull(offset=5)
         assert moved.code == 21 and span(moved).next_begin_offset == 0

@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -24,7 +23,7 @@ from aiorocket_protocol import (
     parse_offset_msg_id,
 )
 from tests.broker.peer import Peer, pull_header, records, running, span
-from tests.broker.test_sim import SimPeer
+from tests.broker.test_sim import SimPeer, started
 
 HOUR = 3600.0
 FILLER = bytes(20_000)
@@ -45,13 +44,7 @@ def test_what_waits_outlives_the_age_of_others(restarts: bool) -> None:
     async def main(sim: Simulation) -> None:
         env = sim.env()
 
-        async def start() -> tuple[Any, Broker]:
-            host = sim.host("10.0.0.1")
-            broker = Broker(env, config)
-            await host.run(broker.start())
-            return host, broker
-
-        host, broker = await start()
+        host, broker = await started(sim, env, config)
         peer = SimPeer(sim, broker.address)
         await peer.send(b"delayed", topic="D", queue_id=0, properties=text(DELAY="18"))
         due = broker._env.clock.wall_ms() + int(3 * HOUR * 1000)
@@ -65,7 +58,7 @@ def test_what_waits_outlives_the_age_of_others(restarts: bool) -> None:
             await peer.send(FILLER)
         if restarts:
             await host.run(broker.close())
-            host, broker = await start()
+            host, broker = await started(sim, env, config)
         await asyncio.sleep(1.5 * HOUR)
         await peer.send(b"new")
         assert broker.store.min_offset("T", 0) == 20 - 20 % 3
@@ -96,13 +89,7 @@ def test_hours_and_shares_of_the_disk_change_while_it_runs() -> None:
     async def main(sim: Simulation) -> None:
         env = sim.env()
 
-        async def start() -> tuple[Any, Broker]:
-            host = sim.host("10.0.0.1")
-            broker = Broker(env, config)
-            await host.run(broker.start())
-            return host, broker
-
-        host, broker = await start()
+        host, broker = await started(sim, env, config)
         peer = SimPeer(sim, broker.address)
 
         async def change(**values: str) -> None:
@@ -119,7 +106,7 @@ def test_hours_and_shares_of_the_disk_change_while_it_runs() -> None:
         assert broker.store.min_offset("T", 0) == 20 - 20 % 3
         await change(fileReservedTime="0", diskMaxUsedSpaceRatio="60", cleanFileForciblyEnable="true")
         await host.run(broker.close())
-        host, broker = await start()
+        host, broker = await started(sim, env, config)
         rules = broker.store.retention.rules()
         assert (rules.file_reserved_time, rules.delete_when) == (0, ())
         assert (rules.disk_max_used_space_ratio, rules.clean_file_forcibly) == (60, True)

@@ -68,7 +68,7 @@ def config(**changes: Any) -> BrokerConfig:
 
 
 async def started(sim: Simulation, env: Env, settings: BrokerConfig) -> tuple[Any, Broker]:
-    host = sim.host(settings.host)
+    host = sim.host(settings.advertise or settings.host)
     broker = Broker(env, settings)
     await host.run(broker.start())
     return host, broker
