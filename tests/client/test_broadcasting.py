@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,23 +13,14 @@ from aiorocket.client.core.offsets import read_offset_file
 from aiorocket.client.message import Message
 from aiorocket.config import ClientConfig, ConsumerConfig
 from aiorocket.errors import UsageError
-from aiorocket.testing import Simulation, simulate
 from aiorocket.testing.cluster import SimCluster
 from aiorocket.testing.machines import SimMember
 from aiorocket_protocol import ConsumerData, HeartbeatData, RequestCode, decode_body
+from tests.client import clusters
 
 CONFIG = ConsumerConfig(message_model="broadcasting", offset_store_dir="offsets")
 STABLE = ClientConfig(instance="reader")
-Scenario = Callable[[SimCluster], Awaitable[None]]
-
-
-def run(scenario: Scenario, *, brokers: int = 2, seed: int = 0) -> None:
-    async def main(sim: Simulation) -> None:
-        async with SimCluster(sim, brokers=brokers) as cluster:
-            await cluster.create_topic("t", 2)
-            await scenario(cluster)
-
-    simulate(main, seed)
+run = partial(clusters.run, queues=2, brokers=2)
 
 
 async def reader(cluster: SimCluster, handler: Any, **options: Any) -> SimMember:

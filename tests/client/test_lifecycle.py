@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import fields
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -19,7 +19,7 @@ from aiorocket.client.sending.producer import Producer
 from aiorocket.config import ClientConfig, ConsumerConfig, ProducerConfig, PullConsumerConfig, RemotingConfig
 from aiorocket.errors import ConfigError, RequestTimeoutError, RocketError, TopicNotFoundError, UsageError
 from aiorocket.model import Queue
-from aiorocket.testing import SimHost, Simulation, simulate
+from aiorocket.testing import SimHost
 from aiorocket.testing.cluster import SimCluster
 from aiorocket_protocol import (
     ConsumerConnection,
@@ -30,17 +30,9 @@ from aiorocket_protocol import (
     SubscriptionData,
     decode_body,
 )
+from tests.client import clusters
 
-Scenario = Callable[[SimCluster], Awaitable[None]]
-
-
-def run(scenario: Scenario, seed: int = 0) -> None:
-    async def main(sim: Simulation) -> None:
-        async with SimCluster(sim) as cluster:
-            await cluster.create_topic("t", 2)
-            await scenario(cluster)
-
-    simulate(main, seed)
+run = partial(clusters.run, queues=2)
 
 
 async def ok(message: Message) -> None:

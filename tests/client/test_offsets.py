@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -27,18 +26,9 @@ from aiorocket_protocol import (
     ResetOffsetRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
+from tests.client.clusters import run
 
 Q0, Q1 = Queue("t", "b", 0), Queue("t", "b", 1)
-Scenario = Callable[[SimCluster], Awaitable[None]]
-
-
-def run(scenario: Scenario, seed: int = 0) -> None:
-    async def main(sim: Simulation) -> None:
-        async with SimCluster(sim) as cluster:
-            await cluster.create_topic("t", 1)
-            await scenario(cluster)
-
-    simulate(main, seed)
 
 
 # -- the table --

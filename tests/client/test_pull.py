@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, cast
 
@@ -33,18 +33,9 @@ from aiorocket_protocol import (
     ResponseCode,
     UpdateConsumerOffsetRequestHeader,
 )
+from tests.client.clusters import run
 
 CLEAR = Facts(False, True, False, None, False, True, True)
-Scenario = Callable[[SimCluster], Awaitable[None]]
-
-
-def run(scenario: Scenario, *, brokers: int = 1, seed: int = 0) -> None:
-    async def main(sim: Simulation) -> None:
-        async with SimCluster(sim, brokers=brokers) as cluster:
-            await cluster.create_topic("t", 1)
-            await scenario(cluster)
-
-    simulate(main, seed)
 
 
 class Pulls(ProcessorTable):

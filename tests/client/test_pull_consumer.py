@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from copy import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from aiorocket.errors import NotConnectedError, RemoteError, TopicNotFoundError,
 from aiorocket.model import Queue
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.processors import ProcessorTable
-from aiorocket.testing import SimCluster, SimHost, Simulation, simulate
+from aiorocket.testing import SimCluster, SimHost
 from aiorocket_protocol import (
     HeartbeatData,
     PullMessageRequestHeader,
@@ -29,17 +30,9 @@ from aiorocket_protocol import (
     ResponseCode,
     decode_body,
 )
+from tests.client import clusters
 
-Scenario = Callable[[SimCluster], Awaitable[None]]
-
-
-def run(scenario: Scenario, seed: int = 0, *, queues: int = 2, brokers: int = 1) -> None:
-    async def main(sim: Simulation) -> None:
-        async with SimCluster(sim, brokers=brokers, client=ClientConfig(start_timeout=5)) as cluster:
-            await cluster.create_topic("t", queues)
-            await scenario(cluster)
-
-    simulate(main, seed)
+run = partial(clusters.run, queues=2, client=ClientConfig(start_timeout=5))
 
 
 def pull(cluster: SimCluster, number: int = 1, **options: Any) -> tuple[SimHost, PullConsumer]:

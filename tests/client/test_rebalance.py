@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -22,7 +23,6 @@ from aiorocket.client.session import Session
 from aiorocket.config import ClientConfig, ConsumerConfig
 from aiorocket.errors import ConfigError, UsageError
 from aiorocket.model import Queue
-from aiorocket.testing import Simulation, simulate
 from aiorocket.testing.cluster import SimCluster
 from aiorocket.testing.machines import SimMember
 from aiorocket_protocol import (
@@ -35,17 +35,9 @@ from aiorocket_protocol import (
     UpdateConsumerOffsetRequestHeader,
     decode_body,
 )
+from tests.client import clusters
 
-Scenario = Callable[[SimCluster], Awaitable[None]]
-
-
-def run(scenario: Scenario, *, brokers: int = 1, queues: int = 4, seed: int = 0) -> None:
-    async def main(sim: Simulation) -> None:
-        async with SimCluster(sim, brokers=brokers) as cluster:
-            await cluster.create_topic("t", queues)
-            await scenario(cluster)
-
-    simulate(main, seed)
+run = partial(clusters.run, queues=4)
 
 
 def counts(cluster: SimCluster, topic: str = "t") -> list[int]:
