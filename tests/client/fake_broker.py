@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
-from aiorocket.config import RemotingConfig
+from aiorocket import Client, Producer
+from aiorocket.config import ClientConfig, RemotingConfig
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.processors import ProcessorTable
 from aiorocket.remoting.server import RemotingServer
-from aiorocket.testing import SimHost, Simulation
+from aiorocket.testing import SimHost, Simulation, simulate
 from aiorocket_protocol import (
     BrokerData,
     EndTransactionRequestHeader,
@@ -154,3 +155,29 @@ class FakeCluster:
 def kept_by(cluster: FakeCluster) -> list[tuple[str, int, Any]]:
     """(broker, queue id, body) of everything the brokers were sent, broker by broker."""
     return [(broker.name, kept.header.queue_id, kept.body) for broker in cluster.brokers for kept in broker.kept]
+
+
+P = TypeVar("P", bound=Producer)
+
+
+def run_with(
+    scenario: Callable[[FakeCluster, P], Awaitable[None]],
+    make: Callable[[Client], P],
+    brokers: int = 1,
+    namespace: str = "",
+) -> None:
+    """``scenario`` with a cluster and a producer, on a host of its own."""
+
+    async def main(sim: Simulation) -> None:
+        host = sim.host("10.0.1.1")
+        async with FakeCluster(sim, brokers) as cluster:
+            client = Client(config=ClientConfig(nameservers=(NAMES,), namespace=namespace), env=sim.env())
+            producer = make(client)
+
+            async def scene() -> None:
+                async with client, producer:
+                    await scenario(cluster, producer)
+
+            await host.run(scene())
+
+    simulate(main)

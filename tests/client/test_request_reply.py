@@ -9,36 +9,22 @@ from typing import cast
 
 import pytest
 
-from aiorocket.client.app import Client
 from aiorocket.client.message import Message
 from aiorocket.client.pushed import from_record
 from aiorocket.client.sending.producer import Producer
 from aiorocket.client.sending.request_reply import Requests
-from aiorocket.config import ClientConfig, ProducerConfig
+from aiorocket.config import ProducerConfig
 from aiorocket.errors import RequestTimeoutError, SendError, UsageError
 from aiorocket.model import OutgoingMessage, Queue
 from aiorocket.runtime.entropy import Entropy
-from aiorocket.testing import Simulation, simulate
 from aiorocket_protocol import RemotingCommand, ReplyMessageRequestHeader, RequestCode, ResponseCode
-from tests.client.fake_broker import NAMES, FakeBroker, FakeCluster, Kept
+from tests.client.fake_broker import NAMES, FakeBroker, FakeCluster, Kept, run_with
 
 Scenario = Callable[[FakeCluster, Producer], Awaitable[None]]
 
 
 def run(scenario: Scenario, brokers: int = 1, *, namespace: str = "", config: ProducerConfig | None = None) -> None:
-    async def main(sim: Simulation) -> None:
-        host = sim.host("10.0.1.1")
-        async with FakeCluster(sim, brokers) as cluster:
-            client = Client(config=ClientConfig(nameservers=(NAMES,), namespace=namespace), env=sim.env())
-            producer = Producer("asker", client=client, config=config)
-
-            async def scene() -> None:
-                async with client, producer:
-                    await scenario(cluster, producer)
-
-            await host.run(scene())
-
-    simulate(main)
+    run_with(scenario, lambda client: Producer("asker", client=client, config=config), brokers, namespace)
 
 
 async def push(broker: FakeBroker, request: Kept, body: bytes = b"pong", *, through: FakeBroker | None = None) -> None:

@@ -13,11 +13,10 @@ from aiorocket.client.app import Client
 from aiorocket.client.core.routes import TopicRoute
 from aiorocket.client.sending.producer import Producer
 from aiorocket.client.sending.send_hooks import SendContext
-from aiorocket.config import ClientConfig, ProducerConfig
+from aiorocket.config import ProducerConfig
 from aiorocket.errors import ConfigError, SendError, UsageError
 from aiorocket.model import OutgoingMessage, Queue
 from aiorocket.runtime.env import memory_env
-from aiorocket.testing import Simulation, simulate
 from aiorocket_protocol import (
     BrokerData,
     QueueData,
@@ -28,25 +27,16 @@ from aiorocket_protocol import (
     decompress,
     tags_code,
 )
-from tests.client.fake_broker import NAMES, FakeBroker, FakeCluster, Kept, kept_by
+from tests.client.fake_broker import NAMES, FakeBroker, FakeCluster, Kept, kept_by, run_with
 
 Scenario = Callable[[FakeCluster, Producer], Awaitable[None]]
 
 
 def run(scenario: Scenario, brokers: int = 2, *, namespace: str = "", **options: object) -> None:
-    async def main(sim: Simulation) -> None:
-        host = sim.host("10.0.1.1")
-        async with FakeCluster(sim, brokers) as cluster:
-            client = Client(config=ClientConfig(nameservers=(NAMES,), namespace=namespace), env=sim.env())
-            producer = Producer("p", client=client, **options)  # type: ignore[arg-type]
+    def make(client: Client) -> Producer:
+        return Producer("p", client=client, **options)  # type: ignore[arg-type]
 
-            async def scene() -> None:
-                async with client, producer:
-                    await scenario(cluster, producer)
-
-            await host.run(scene())
-
-    simulate(main)
+    run_with(scenario, make, brokers, namespace)
 
 
 def all_queues(topic: str = "t", brokers: int = 2) -> list[Queue]:

@@ -10,7 +10,7 @@ import pytest
 from aiorocket.client.app import Client
 from aiorocket.client.message import Message
 from aiorocket.client.sending.transaction import Transaction, TransactionProducer
-from aiorocket.config import ClientConfig, ProducerConfig
+from aiorocket.config import ProducerConfig
 from aiorocket.errors import SendError, UsageError
 from aiorocket.model import OutgoingMessage, TxState
 from aiorocket.runtime.env import memory_env
@@ -22,7 +22,7 @@ from aiorocket_protocol import (
     RequestCode,
     ResponseCode,
 )
-from tests.client.fake_broker import NAMES, FakeBroker, FakeCluster
+from tests.client.fake_broker import NAMES, FakeBroker, FakeCluster, run_with
 
 Scenario = Callable[[FakeCluster, TransactionProducer], Awaitable[None]]
 
@@ -39,19 +39,10 @@ def run(
     namespace: str = "",
     config: ProducerConfig | None = None,
 ) -> None:
-    async def main(sim: Simulation) -> None:
-        host = sim.host("10.0.1.1")
-        async with FakeCluster(sim, brokers) as cluster:
-            client = Client(config=ClientConfig(nameservers=(NAMES,), namespace=namespace), env=sim.env())
-            producer = TransactionProducer("pay", client=client, config=config, checker=checker)
+    def make(client: Client) -> TransactionProducer:
+        return TransactionProducer("pay", client=client, config=config, checker=checker)
 
-            async def scene() -> None:
-                async with client, producer:
-                    await scenario(cluster, producer)
-
-            await host.run(scene())
-
-    simulate(main)
+    run_with(scenario, make, brokers, namespace)
 
 
 async def ends(broker: FakeBroker) -> list[EndTransactionRequestHeader]:
