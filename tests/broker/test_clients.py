@@ -65,7 +65,7 @@ def _msgpack_heartbeat(client_id: str) -> bytes:
     return encode_body(plain, MSGPACK)
 
 
-async def test_broadcasting_groups_are_not_disturbed(broker: Broker, peer: Peer) -> None:
+async def test_broadcasting_groups_are_not_disturbed(peer: Peer) -> None:
     await peer.call(34, body=heartbeat("c1", "T", message_model="BROADCASTING"))
     await peer.call(34, body=heartbeat("c2", "T", message_model="BROADCASTING"))
     await peer.members()

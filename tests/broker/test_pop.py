@@ -134,7 +134,7 @@ async def test_tags_and_sql_select(peer: Peer) -> None:
     assert (await peer.call(200050, pop_header(exp="n >", exp_type="SQL92"))).code == 23
 
 
-async def test_where_a_new_group_begins(peer: Peer, broker: Broker) -> None:
+async def test_where_a_new_group_begins(peer: Peer) -> None:
     for number in range(3):
         await peer.send(b"%d" % number)
     assert bodies(popped(await peer.call(200050, pop_header(consumer_group="h")))) == [b"0", b"1", b"2"]
@@ -223,7 +223,7 @@ async def test_a_batch_that_names_a_message_twice_or_too_late_is_answered(peer: 
     broker._parts.revival.table.give_back(being_revived[0], None)
 
 
-async def test_an_attempt_may_have_any_name(peer: Peer, broker: Broker) -> None:
+async def test_an_attempt_may_have_any_name(peer: Peer) -> None:
     await peer.send(b"x")
     text = '{"code":200050,"opaque":7,"extFields":{"consumerGroup":"g","topic":"T","queueId":"0","maxMsgNums":"1",'
     text += '"invisibleTime":"60000","pollTime":"0","bornTime":"0","initMode":"0","attemptId":"\\ud800"}}'
@@ -511,7 +511,7 @@ async def test_nobody_writes_records_but_the_broker(peer: Peer) -> None:
     assert (await peer.send(topic="rmq_sys_REVIVE_LOG_DefaultCluster")).code == 16
 
 
-async def test_modes_and_assignments(peer: Peer, broker: Broker) -> None:
+async def test_modes_and_assignments(peer: Peer) -> None:
     await peer.create_topic("T", 2)
     ask = {"clientId": "c", "consumerGroup": "g", "messageModel": "CLUSTERING", "strategyName": "AVG", "topic": "T"}
     assert (await peer.call(400, body=encode_body(ask, 0))).body == b"{}"

@@ -271,7 +271,7 @@ async def test_many_waiters_of_one_queue_get_the_same_message(broker: Broker, pe
         await other.close()
 
 
-async def test_a_client_that_is_not_ours_gets_32_messages_at_most(broker: Broker, peer: Peer) -> None:
+async def test_a_client_that_is_not_ours_gets_32_messages_at_most(peer: Peer) -> None:
     """Apache's maxTransferCountOnMessageInMemory; a Java client may ask for up to 1,024 (pullBatchSize)."""
     await peer.send_batch(*[b"%d" % number for number in range(50)])
     assert len(records(await peer.pull(max_msg_nums=50))) == 50
@@ -283,9 +283,7 @@ async def test_a_client_that_is_not_ours_gets_32_messages_at_most(broker: Broker
     assert len(records(answer)) == 32 and span(answer).next_begin_offset == 32
 
 
-async def test_an_answer_that_is_full_is_written_at_once(
-    broker: Broker, peer: Peer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_answer_that_is_full_is_written_at_once(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever gets as many as it asked for is behind; to the others the end of the turn is soon enough."""
     for _ in range(40):
         await peer.send()

@@ -393,7 +393,7 @@ async def test_a_match_far_behind_in_one_group_of_arrivals_wakes(
     await other.close()
 
 
-async def test_properties_that_are_not_text_match_nothing(peer: Peer) -> None:
+def test_properties_that_are_not_text_match_nothing() -> None:
     data = found({"a": "y"})
     broken = data.replace(b"a\x01y", b"a\x01\xff")
     assert RecordFilter(parse("TRUE")).select(broken, 1, 100).taken == 1

@@ -225,7 +225,7 @@ async def stored(peer: Peer, topic: str, queue_id: int = 0) -> list[RecordView]:
     return records(await peer.pull(topic, queue_id, suspend_timeout_millis=0))
 
 
-async def test_a_half_message_waits_where_nobody_looks(broker: Broker, peer: Peer) -> None:
+async def test_a_half_message_waits_where_nobody_looks(peer: Peer) -> None:
     await peer.create_topic("T", 4)
     receipt = await half(peer, properties=transactional(TAGS="red", DELAY="1", TRANSACTION_CHECK_TIMES="9"))
     assert receipt.queue_id == 2 and receipt.queue_offset == 0

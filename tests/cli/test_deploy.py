@@ -107,9 +107,7 @@ def test_compose_mounts_what_is_there_and_uses_the_image_as_it_is() -> None:
     assert services["mq"]["environment"]["AIOROCKET_BROKER_ADVERTISE"] == "mq"
 
 
-def test_the_pipelines_are_pipelines_and_their_services_ask_them_where_they_answer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_pipelines_are_pipelines_and_their_services_ask_them_where_they_answer() -> None:
     service = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["lake"]
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.read(DEPLOY / "systemd/aiorocket-lake.service")

@@ -136,7 +136,7 @@ def test_a_client_without_a_name_is_refused_with_the_option() -> None:
     run(scenario)
 
 
-def test_an_old_topic_begins_where_start_from_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_topic_begins_where_start_from_says() -> None:
     async def scenario(cluster: SimCluster) -> None:
         seen: list[str] = []
 

@@ -258,7 +258,7 @@ async def test_an_id_of_ones_own(rocketmq: Embedded) -> None:
     assert {"order-1_a", "2"} < {each.msg_id for each in rocketmq.messages("t")}
 
 
-def test_which_listeners_are_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_listeners_are_typed() -> None:
     router = Router("g")
     listen = router.listener("t")
 
@@ -292,7 +292,7 @@ def test_which_listeners_are_typed(monkeypatch: pytest.MonkeyPatch) -> None:
         router.listener("t", on_bad_body="retry")(of_one)  # type: ignore[arg-type]  # it is wrong
 
 
-async def test_a_typed_listener_is_a_function_and_answers_administrators(rocketmq: Embedded) -> None:
+async def test_a_typed_listener_is_a_function() -> None:
     """What is decorated stays what it was."""
     router = Router("g")
 

@@ -58,7 +58,7 @@ class Users:
 
 
 async def through_the_storm(
-    mq: Embedded, apps: Apps, users: Users, service: Callable[[], Awaitable[None]], process: Callable[[], None]
+    mq: Embedded, users: Users, service: Callable[[], Awaitable[None]], process: Callable[[], None]
 ) -> None:
     await service()
     async with users.at_work(4):
@@ -126,7 +126,7 @@ async def test_orders_through_kills(tmp_path: Path) -> None:
             running.append(await apps.start("examples/order_service.py", mq.nameserver_address, url))
             users.url = running[-1].url
 
-        await through_the_storm(mq, apps, users, service, lambda: running[-1].process.kill())
+        await through_the_storm(mq, users, service, lambda: running[-1].process.kill())
 
         def placed(status: str) -> set[int]:
             found = asked(database, f"SELECT id FROM orders WHERE status = '{status}'")
@@ -155,7 +155,7 @@ async def test_clicks_through_kills(tmp_path: Path) -> None:
             running.append(await apps.start("examples/click_collector.py", mq.nameserver_address, database))
             users.url = running[-1].url
 
-        await through_the_storm(mq, apps, users, service, lambda: running[-1].process.kill())
+        await through_the_storm(mq, users, service, lambda: running[-1].process.kill())
 
         def stored() -> int:
             return len(stored_messages(mq.broker.store, "clicks"))

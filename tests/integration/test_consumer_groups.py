@@ -166,7 +166,7 @@ async def test_two_groups_may_share_a_client_and_one_may_not_be_there_twice(mq: 
             await until(lambda: len(billed) == len(reported) == 3)
 
 
-async def test_the_same_client_id_twice_is_seen(mq: Embedded, until: Until) -> None:
+async def test_the_same_client_id_twice_is_seen(mq: Embedded) -> None:
     """Two processes with one name (``ClientConfig.instance``) would take the same queues. As in RocketMQ nobody stops
     them, so both get everything; the name is the deployment's to choose, and by default it is unique."""
     await mq.create_topic("orders", queues=2)

@@ -17,7 +17,7 @@ from aiorocket_protocol import CreateTopicRequestHeader, PutKVConfigRequestHeade
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
 
 
-async def test_a_stream_of_steps_is_sent_at_full_speed_and_stays_in_order(mq: Embedded, until: Until) -> None:
+async def test_a_stream_of_steps_is_sent_at_full_speed_and_stays_in_order(mq: Embedded) -> None:
     await mq.create_topic("order-steps", queues=4)
     stream = [
         OutgoingMessage(topic="order-steps", body=b"%d" % step, sharding_key=f"o-{order}")

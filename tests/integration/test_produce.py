@@ -97,7 +97,7 @@ async def test_used_before_the_start_and_after_the_end(mq: Embedded) -> None:
         await producer.start()
 
 
-async def test_one_key_one_queue_in_the_order_of_calls(mq: Embedded, until: Until) -> None:
+async def test_one_key_one_queue_in_the_order_of_calls(mq: Embedded) -> None:
     await mq.create_topic("t", queues=4)
     async with mq.producer() as producer:
         sends = [producer.send("t", b"%d" % number, sharding_key=f"k{number % 3}") for number in range(60)]

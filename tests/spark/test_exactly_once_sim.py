@@ -363,7 +363,7 @@ def test_a_driver_that_dies_at(point: str, alone: bool, monkeypatch: pytest.Monk
     simulate(main, 1)
 
 
-def test_the_ledger_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ledger_is_one() -> None:
     """Two processes of one client share what was read."""
 
     async def main(sim: Simulation) -> None:

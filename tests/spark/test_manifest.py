@@ -164,7 +164,7 @@ def test_a_writer_that_compaction_overtook_fails_too(tmp_path: Path) -> None:
     assert sorted(each.name for each in (tmp_path / "_manifest").iterdir()) == names == ["compact-0000000003.json"]
 
 
-def test_offsets_that_are_there_do_not_come_again(tmp_path: Path) -> None:
+def test_offsets_that_are_there_do_not_come_again() -> None:
     snapshot = Snapshot().plus(commit(Q0, 0, 10))
     with pytest.raises(ArchiveConflictError, match="offsets 9 to 9 are archived already"):
         snapshot.plus(commit(Q0, 9, 12))
