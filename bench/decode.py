@@ -74,7 +74,7 @@ def records(count: int) -> list[bytes]:
     return made
 
 
-def naive_rows(data: bytes, broker_name: str = BROKER) -> Iterator[tuple[Any, ...]]:
+def naive_rows(data: bytes) -> Iterator[tuple[Any, ...]]:
     """A tuple of all columns per record: one ``unpack``, a dict of properties, two datetimes. IPv4 hosts, magic V1."""
     at = 0
     while at < len(data):
@@ -91,7 +91,7 @@ def naive_rows(data: bytes, broker_name: str = BROKER) -> Iterator[tuple[Any, ..
                 properties[name] = value
         offset_msg_id = data[at + 64 : at + 72].hex().upper() + f"{physical_offset:016X}"
         yield (
-            data[topic_at + 1 : topic_end].decode(), broker_name, queue_id, queue_offset,
+            data[topic_at + 1 : topic_end].decode(), BROKER, queue_id, queue_offset,
             properties.get("UNIQ_KEY", offset_msg_id), offset_msg_id, properties.get("KEYS"), properties.get("TAGS"),
             data[at + 88 : topic_at], properties, datetime.fromtimestamp(born / 1000, UTC),
             datetime.fromtimestamp(stored / 1000, UTC), "{}.{}.{}.{}:{}".format(*born_ip, born_port),

@@ -143,12 +143,12 @@ class OptionText:
             raise OptionError(f"{name}={value!r:.50}: true or false")
         return value.lower() == "true"
 
-    def number(self, name: str, *, default: int | None = None, least: int = 1) -> int:
+    def number(self, name: str, *, default: int | None = None) -> int:
         value = self._values.get(name)
         if value is None and default is not None:
             return default
-        if value is None or not value.isascii() or not value.isdigit() or int(value) < least:
-            raise OptionError(f"{name}={value!r:.50}: a whole number, {least} or more")
+        if value is None or not value.isascii() or not value.isdigit() or int(value) < 1:
+            raise OptionError(f"{name}={value!r:.50}: a whole number, 1 or more")
         return int(value)
 
     def optional_number(self, name: str) -> int | None:

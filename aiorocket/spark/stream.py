@@ -263,7 +263,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if first:
             # After a crash in the first batch the start is looked up anew, and may lie behind the recorded end.
             moved = {queue: end for queue, end in moved.items() if begins[queue] < end}
-        asked, unasked = await self._bounds_for(begins, moved)
+        asked, unasked = await self._bounds_for(moved)
         ranges = [QueueRange(queue, begins[queue], moved[queue]) for queue in unasked]
         for queue, end in moved.items():
             if queue in unasked:
@@ -284,9 +284,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ranges.append(QueueRange(queue, begin, min(end, found.end)))
         return [part for part in ranges if part.begin < part.end]
 
-    async def _bounds_for(
-        self, begins: Mapping[Queue, int], moved: Mapping[Queue, int]
-    ) -> tuple[dict[Queue, Bounds], set[Queue]]:
+    async def _bounds_for(self, moved: Mapping[Queue, int]) -> tuple[dict[Queue, Bounds], set[Queue]]:
         """What ``latestOffset`` has just seen; after a restart the brokers are asked. The second: could not be asked,
         which is for the task to find out, and to report."""
         seen = {queue: self._seen[queue] for queue in moved if queue in self._seen}

@@ -153,7 +153,7 @@ def run_step(
     ``work`` looks at ``Interrupts.wanted`` by itself."""
     check_extras()
     interrupts = Interrupts(gently=gently)
-    teller = Teller(as_json=as_json)
+    teller = Teller()
     interrupts.take()
     try:
         with told_in_a_line(), teller:

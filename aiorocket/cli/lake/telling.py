@@ -28,7 +28,7 @@ _ELSEWHERE = {
 class Teller:
     """A bar on a terminal, else a line for each piece of progress, both on standard error."""
 
-    def __init__(self, *, as_json: bool = False) -> None:
+    def __init__(self) -> None:
         self._pretty = sys.stderr.isatty()
         self._bars: Any = None
         self._tasks: dict[str, Any] = {}
