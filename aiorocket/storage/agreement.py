@@ -12,12 +12,12 @@ from struct import error as StructError
 from aiorocket.errors import ProtocolError
 from aiorocket.storage.consume_queue import ConsumeQueue
 from aiorocket_protocol import MAX_TOPIC, MIN_RECORD, V4_HEAD, RecordView
+from aiorocket_protocol.record_layout import ANY_V6
 
-__all__ = ("ANY_V6", "belong_each", "belong_even", "plausible", "starts_of", "unpack_head")
+__all__ = ("belong_each", "belong_even", "plausible", "starts_of", "unpack_head")
 
 # size, queue id, queue offset, physical offset, sysFlag; where the body's length stands when both hosts are IPv4
 unpack_head = Struct(">i8xi4xqqi44xi").unpack_from
-ANY_V6 = 0x030
 
 
 def plausible(places: Sequence[int], sizes: Sequence[int], start: int, end: int) -> bool:

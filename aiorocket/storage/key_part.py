@@ -24,8 +24,6 @@ from aiorocket_protocol import (
     PROPERTY_UNIQ_KEY,
     RECORD_MAGIC_V1,
     RECORD_MAGIC_V2,
-    SYS_FLAG_BORN_HOST_V6,
-    SYS_FLAG_STORE_HOST_V6,
     SYS_FLAG_TRANSACTION_MASK,
     SYS_FLAG_TRANSACTION_ROLLBACK,
     V4_HEAD,
@@ -33,6 +31,7 @@ from aiorocket_protocol import (
     check_record,
     parse_blank,
 )
+from aiorocket_protocol.record_layout import ANY_V6
 
 __all__ = (
     "NO_CUT",
@@ -65,7 +64,6 @@ _ENTRIES_AT = _HEAD.size + _BUCKETS * _ROW.size + 4
 _UNIQ_KEY, _KEYS, _TAGS = (name.encode() for name in (PROPERTY_UNIQ_KEY, PROPERTY_KEYS, PROPERTY_TAGS))
 #: Size, magic, sysFlag, store timestamp and length of the body of a record with hosts of IPv4.
 _unpack_head = Struct(">ii28xi16xq20xi").unpack_from
-_ANY_V6 = SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6
 #: Properties of so many bytes count as one record more.
 _PROPERTIES = 256
 
@@ -125,7 +123,7 @@ class Growing:
                 size, magic, sys_flag, stamp, length = _unpack_head(data, at)
                 begins = at + V4_HEAD + length
                 ends = following = 0
-                if magic == RECORD_MAGIC_V1 and not sys_flag & _ANY_V6 and length >= 0:
+                if magic == RECORD_MAGIC_V1 and not sys_flag & ANY_V6 and length >= 0:
                     ends = begins + 1 + data[begins]
                     following = ends + 2 + (data[ends] << 8 | data[ends + 1])
                 if at < following == at + size <= end and data[ends] < 0x80:

@@ -19,7 +19,7 @@ from struct import error as StructError
 from typing import NoReturn
 
 from aiorocket.errors import ProtocolError
-from aiorocket.storage.agreement import ANY_V6, belong_each, belong_even, plausible, starts_of, unpack_head
+from aiorocket.storage.agreement import belong_each, belong_even, plausible, starts_of, unpack_head
 from aiorocket.storage.checkpoint import QueueTable
 from aiorocket.storage.chunk_cache import ChunkCache, in_parts, runs
 from aiorocket.storage.commit_log import CommitLog
@@ -31,6 +31,7 @@ from aiorocket.storage.tail_cache import LARGE, read_tail, scan_tail
 from aiorocket.storage.walk import Bad, Found
 from aiorocket_protocol import MIN_RECORD, V4_HEAD, RecordView, check_record
 from aiorocket_protocol.fast import compiled
+from aiorocket_protocol.record_layout import ANY_V6
 
 __all__ = ("YOUNG_BYTES", "Reader")
 
