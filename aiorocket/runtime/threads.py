@@ -1,5 +1,4 @@
-"""Plain functions beside the loop, and a loop beside plain functions. Listeners that are not ``async def`` run here;
-nothing of aiorocket itself does."""
+"""Plain functions beside the loop, and a loop beside plain functions."""
 
 from __future__ import annotations
 

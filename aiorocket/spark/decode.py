@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from aiorocket.spark.columns import PROPERTY_COLUMNS, arrow_schema
 from aiorocket.spark.decode_slowly import MAX_MILLIS, MAX_OFFSET, check_body, check_size, decode_slowly
-from aiorocket.spark.property_columns import PropertyTable, as_text, bad_text, cut, map_of, numbers
+from aiorocket.spark.property_columns import Ints, Mask, PropertyTable, as_text, bad_text, cut, map_of, numbers
 from aiorocket_protocol import (
     HOST_V6_EXTRA,
     MAX_PROPERTIES,
@@ -48,8 +48,6 @@ from aiorocket_protocol.fast import compiled
 
 __all__ = ("MAX_OFFSET", "decode")
 
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 # A record up to its born host, and the end of its head; between them lie two hosts of 8 or 20 bytes.
 _HEAD = np.dtype(
