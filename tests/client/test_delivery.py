@@ -25,10 +25,9 @@ from aiorocket.client.push.status import ConsumeConcurrentlyStatus
 from aiorocket.errors import UsageError
 from aiorocket.model import Queue
 from aiorocket.runtime.tasks import TaskScope
-from aiorocket.testing import Simulation
+from aiorocket.testing import SimCluster
+from tests.client import clusters
 from tests.client.deliveries import Assigned, World, run
-from tests.client.test_sim_client import Cluster
-from tests.client.test_sim_client import run as in_a_cluster
 
 
 def test_every_message_is_handled_once_by_so_many_at_a_time() -> None:
@@ -408,18 +407,18 @@ def test_a_listener_that_never_waits_lets_the_loop_turn() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_consumers_own_timer_takes_the_samples(seed: int) -> None:
-    async def scenario(sim: Simulation, cluster: Cluster) -> None:
+    async def scenario(cluster: SimCluster) -> None:
         async def on_message(message: Message) -> None:
             await asyncio.sleep(0.5)
             if message.body == b"bad" and message.attempt == 1:
                 raise Retry(after=5)
 
-        host, producer = await cluster.producer("10.0.1.1")
-        await host.run(producer.send("t", b"first"))
-        _, consumer = await cluster.member("10.0.2.1", on_message)
+        sender = await cluster.producer()
+        await sender.send("t", "first")
+        consumer = (await cluster.consumer("g", "t", on_message)).consumer
         began = asyncio.get_running_loop().time()
         while asyncio.get_running_loop().time() < began + 300:
-            await host.run(producer.send("t", b"good"))
+            await sender.send("t", "good")
             await asyncio.sleep(1)
         status = consumer.stats.status("t")
         assert status.consume_ok_tps == pytest.approx(1, rel=0.1)
@@ -427,7 +426,7 @@ def test_a_consumers_own_timer_takes_the_samples(seed: int) -> None:
         assert status.consume_rt == pytest.approx(500, rel=0.01)
         assert 0 < status.pull_rt < 15_000
         assert (status.consume_failed_tps, status.consume_failed_msgs) == (0, 0)
-        await host.run(producer.send("t", b"bad"))
+        await sender.send("t", "bad")
         await asyncio.sleep(30)
         assert consumer.stats.status("t").consume_failed_tps == pytest.approx(1 / 60, rel=0.1)
         await asyncio.sleep(600)
@@ -436,25 +435,25 @@ def test_a_consumers_own_timer_takes_the_samples(seed: int) -> None:
         retried = consumer.stats.topics["%RETRY%g"]
         assert (retried.consume_ok.value, retried.consume_failed.value) == (1, 0)
 
-    in_a_cluster(scenario, seed)
+    clusters.run(scenario, seed, queues=4)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_message_no_broker_takes_back_comes_again_after_five_seconds(seed: int) -> None:
-    async def scenario(sim: Simulation, cluster: Cluster) -> None:
+    async def scenario(cluster: SimCluster) -> None:
         seen: list[tuple[float, int]] = []
         loop = asyncio.get_running_loop()
 
         async def on_message(message: Message) -> None:
             seen.append((loop.time(), message.attempt))
             if message.attempt == 1:
-                cluster.crash_broker()
+                cluster.brokers[0].kill(power_cut=True)
             if message.attempt < 4:
                 raise ValueError("no")
 
-        host, producer = await cluster.producer("10.0.1.1")
-        await host.run(producer.send("t", b"x"))
-        _, consumer = await cluster.member("10.0.2.1", on_message)
+        sender = await cluster.producer()
+        await sender.send("t", "x")
+        consumer = (await cluster.consumer("g", "t", on_message)).consumer
         await asyncio.sleep(60)
         counters = consumer.state().counters
         assert [attempt for _, attempt in seen] == [1, 2, 3, 4]
@@ -462,10 +461,10 @@ def test_a_message_no_broker_takes_back_comes_again_after_five_seconds(seed: int
         # 5 s, and what both ways to a broker that is gone take: seconds each, within their limits.
         pauses = [later[0] - earlier[0] for earlier, later in pairwise(seen)]
         assert all(5 <= pause <= 5 + 2 * 5 for pause in pauses), pauses
-        await cluster.start_broker()
+        await cluster.brokers[0].start()
         await asyncio.sleep(60)
 
-    in_a_cluster(scenario, seed)
+    clusters.run(scenario, seed, queues=4)
 
 
 class Boom(BaseException):
