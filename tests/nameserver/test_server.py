@@ -14,7 +14,7 @@ import pytest_asyncio
 from aiorocket.config import NameServerConfig, RemotingConfig
 from aiorocket.errors import StoreLockedError, UsageError
 from aiorocket.nameserver import NameServer
-from aiorocket.remoting import RemotingClient, open_command_stream
+from aiorocket.remoting import RemotingClient
 from aiorocket.runtime.env import memory_env, real_env
 from aiorocket.runtime.memory_disk import MemoryDisk
 from aiorocket.testing import Simulation, simulate
@@ -46,27 +46,7 @@ from aiorocket_protocol import (
     decode_configuration,
     encode_body,
 )
-
-
-class Peer:
-    """One connection that asks and waits."""
-
-    def __init__(self, reader: Any, writer: Any) -> None:
-        self.reader, self.writer = reader, writer
-
-    @classmethod
-    async def connect(cls, port: int, serializer: str = "json", host: str = "127.0.0.1") -> Peer:
-        return cls(*await open_command_stream(host, port, serializer=serializer))
-
-    async def call(self, code: int, header: Any = None, body: bytes = b"", **ext: str) -> RemotingCommand:
-        self.writer.write(RemotingCommand.request(code, header, body=body, ext=ext or None))
-        await self.writer.drain()
-        answer = await self.reader.read()
-        assert isinstance(answer, RemotingCommand)
-        return answer
-
-    async def close(self) -> None:
-        await self.writer.close()
+from tests.broker.peer import Peer
 
 
 def body_of(*topics: str, counter: int = 1) -> RegisterBrokerBody:
