@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aiorocket.cli.asked import asks, changes, confirmed, told
+from aiorocket.cli.options import read_pairs
 
 if TYPE_CHECKING:
     from aiorocket import Admin
@@ -15,14 +16,6 @@ if TYPE_CHECKING:
 __all__ = ("cluster",)
 
 Work = Callable[["Admin"], Awaitable[int]]
-
-
-def _read_values(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    pairs = [value.partition("=") for value in values]
-    for name, equal, _ in pairs:
-        if not name or not equal:
-            raise click.BadParameter(f"{name!r}: NAME=VALUE")
-    return {name: value for name, _, value in pairs}
 
 
 @click.group()
@@ -70,7 +63,7 @@ def config(name: str) -> Work:
 
 @cluster.command("set")
 @click.argument("name")
-@click.argument("values", nargs=-1, required=True, callback=_read_values, metavar="NAME=VALUE...")
+@click.argument("values", nargs=-1, required=True, callback=read_pairs, metavar="NAME=VALUE...")
 @changes
 def set_(name: str, values: dict[str, str]) -> Work:
     """Change settings of broker NAME while it runs; they are kept over a restart."""
@@ -141,7 +134,7 @@ def names_config(nameserver: str | None) -> Work:
 
 
 @names.command("set")
-@click.argument("values", nargs=-1, required=True, callback=_read_values, metavar="NAME=VALUE...")
+@click.argument("values", nargs=-1, required=True, callback=read_pairs, metavar="NAME=VALUE...")
 @changes
 def names_set(values: dict[str, str]) -> Work:
     """Change settings of every name server while it runs."""

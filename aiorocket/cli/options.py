@@ -23,6 +23,7 @@ __all__ = (
     "client_options",
     "nameserver_option",
     "parse_nameservers",
+    "read_pairs",
     "token_of",
     "written_file",
 )
@@ -55,6 +56,15 @@ def parse_nameservers(text: str) -> tuple[str, ...]:
         if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
             raise ValueError(f"{address!r}: port {port!r} is not a number from 1 to 65535")
     return tuple(dict.fromkeys(addresses))
+
+
+def read_pairs(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """Of an argument or option whose values are ``NAME=VALUE``."""
+    pairs = [value.partition("=") for value in values]
+    for name, equal, _ in pairs:
+        if not name or not equal:
+            raise click.BadParameter(f"{name!r}: NAME=VALUE")
+    return {name: value for name, _, value in pairs}
 
 
 def _read_nameservers(_ctx: click.Context, _param: click.Parameter, value: str) -> tuple[str, ...]:

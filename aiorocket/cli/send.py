@@ -9,7 +9,7 @@ import click
 
 import aiorocket
 from aiorocket.cli.asked import told
-from aiorocket.cli.options import client_options
+from aiorocket.cli.options import client_options, read_pairs
 from aiorocket.cli.running import run
 
 if TYPE_CHECKING:
@@ -18,20 +18,12 @@ if TYPE_CHECKING:
 __all__ = ("send",)
 
 
-def _read_properties(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    pairs = [value.partition("=") for value in values]
-    for name, equal, _ in pairs:
-        if not name or not equal:
-            raise click.BadParameter(f"{name!r}: NAME=VALUE")
-    return {name: value for name, _, value in pairs}
-
-
 @click.command()
 @click.argument("topic")
 @click.argument("body")
 @click.option("--tag", default="", help="Its tag.")
 @click.option("--key", "keys", multiple=True, help="A key that it is found by; may be given more than once.")
-@click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", callback=_read_properties)
+@click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", callback=read_pairs)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @client_options
 def send(
