@@ -111,8 +111,6 @@ class TransactionChecks:
         self._closed = False
         self._settled: asyncio.Future[None] | None = None
         self.table = tables.transactions
-        #: Checks sent to a producer since the start.
-        self.asked = 0
 
     # ---- life
 
@@ -369,8 +367,7 @@ class TransactionChecks:
         try:
             connection.oneway(request)
         except RocketError:
-            return  # it is closing, or takes nothing; another one is asked next time
-        self.asked += 1
+            pass  # it is closing, or takes nothing; another one is asked next time
 
     def _connection(self, group: str, topic: str) -> Connection | None:
         """A live connection of a producer of ``group`` that may send to ``topic``, the next one each time."""
