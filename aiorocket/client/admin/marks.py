@@ -106,7 +106,7 @@ class Marks:
         known = await self._client.route(self.dead_letters_topic, refresh=refresh)
         names = sorted({queue.broker_name for queue in (*known.publish, *known.subscribe)})
         route = TopicRoute(self.topic, [Queue(self.topic, name, 0) for name in names], (), known.addresses)
-        self._publish = Publish(route, start=0, provisional=False)
+        self._publish = Publish(route, start=0)
         return self._publish
 
     async def _look_up(self, topic: str) -> Publish:

@@ -242,7 +242,7 @@ class Replay:
             await create_topic(self._client, topic)
             route = await self._client.route(topic)
         start = self._client.env.entropy.randrange(1 << 16)
-        publish = self._targets[topic] = Publish(route, start=start, provisional=False)
+        publish = self._targets[topic] = Publish(route, start=start)
         return publish
 
     async def _look_up(self, topic: str) -> Publish:

@@ -256,10 +256,10 @@ class Settlement:
         await self._attempts.run(publish, publish.next(), copy, deadline)
 
     async def _open(self, topic: str) -> Publish:
-        return Publish(await self._member.session.route(topic), start=0, provisional=False)
+        return Publish(await self._member.session.route(topic), start=0)
 
     async def _look_up(self, topic: str) -> Publish:
-        return Publish(await self._member.session.route(topic, refresh=True), start=0, provisional=False)
+        return Publish(await self._member.session.route(topic, refresh=True), start=0)
 
 
 def _sent_properties(message: Message) -> dict[str, str]:

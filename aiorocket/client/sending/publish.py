@@ -41,20 +41,16 @@ class Target:
 class Publish:
     """``topic`` is what its users call it, ``name`` what it is called on the wire (with the namespace).
 
-    ``provisional``: the topic does not exist yet, its route was borrowed from auto-creation's template. ``slow``: its
-    sends take the way through ``attempts``, because it is provisional or because something looks at each of them
-    (hooks, latencies).
+    ``slow``: its sends take the way through ``attempts``, because the topic does not exist yet or because something
+    looks at each of them (hooks, latencies).
     """
 
-    __slots__ = ("_by_queue", "choice", "name", "next", "provisional", "routes", "slow", "topic")
+    __slots__ = ("_by_queue", "choice", "name", "next", "routes", "slow", "topic")
 
-    def __init__(
-        self, route: TopicRoute, *, start: int, provisional: bool, topic: str | None = None, slow: bool = False
-    ) -> None:
+    def __init__(self, route: TopicRoute, *, start: int, topic: str | None = None, slow: bool = False) -> None:
         self.name = route.topic
         self.topic = topic = route.topic if topic is None else topic
-        self.provisional = provisional
-        self.slow = slow or provisional
+        self.slow = slow
         #: What plain sends to its queues have in common, where compiled code makes them.
         self.routes: Any = None
         # A queue without an address is one of an order topic whose broker is away: sends to it wait for its return.

@@ -308,8 +308,8 @@ class Sender:
         if publish is not None and not refresh:
             return publish  # many first sends at once: one of them has built it while this one waited
         start = self.client.env.entropy.randrange(1 << 16)
-        slow = self.attempts.watching or self.config.idempotent
-        publish = Publish(route, start=start, provisional=provisional, topic=topic, slow=slow)
+        slow = provisional or self.attempts.watching or self.config.idempotent
+        publish = Publish(route, start=start, topic=topic, slow=slow)
         if not provisional:
             # A provisional route is asked for again by the next send: by then the first one has created the topic.
             self.opened[topic] = publish
