@@ -201,16 +201,16 @@ class Ledger:
         async with asyncio.timeout(timeout) as limit:
             try:
                 # A broker may acknowledge a moment before it shows.
-                while known.end <= offset:
+                while True:
                     known = await self._read(entry.query, entry.batch, False)
-                    if known.end <= offset:
-                        await asyncio.sleep(_LOOK_AGAIN)
+                    if known.end > offset:
+                        return known.fold
+                    await asyncio.sleep(_LOOK_AGAIN)
             except TimeoutError:
                 if not limit.expired():
                     raise
                 text = f"ledger {self.topic!r}: entry {offset} is stored and not shown after {timeout:g} s"
                 raise RequestTimeoutError(text) from None
-        return known.fold
 
     async def refresh(self, query: str, batch: int) -> Fold:
         """As ``look``, asking the broker in any case."""
@@ -250,13 +250,17 @@ class Ledger:
         queue, address = await self._queue(first)
         scan = QueueScan(self._client, queue, address)
         begin, end = await scan.bounds()
-        fold = Fold(known.fold.query, known.fold.batch) if known.end < 0 else known.fold
+        fold = known.fold
+        if end < known.end and not fold.decided:
+            # Its broker lost its last messages, or it was made anew: none of them was an entry of this batch.
+            known.end = -1
         if known.end < 0:
+            fold = Fold(fold.query, fold.batch)
             await search(scan, fold, begin, end)
         else:
-            for record in await _records(scan, max(begin, known.end), end):
+            for record in await _records(scan, max(begin, min(known.end, end)), end):
                 fold.add(record)
-        known.fold, known.end = fold, max(end, known.end)
+        known.fold, known.end = fold, end
 
     # ---- the topic
 
@@ -283,6 +287,12 @@ class Ledger:
                     f"the topic, with one queue on one broker ({error})"
                 ) from error
             route = await self._create()
+        if len(names := sorted({each.broker_name for each in (*route.publish, *route.subscribe)})) > 1:
+            raise UsageError(
+                f"the ledger {self.topic!r} is on the brokers {', '.join(names)}: while one of them is away another "
+                "would decide on batches anew, and they come twice. Delete it on all but the one with its messages, or "
+                "name another topic (ledgerTopic) with one queue on one broker"
+            )
         queue = min(route.publish, default=None)
         address = None if queue is None else route.master(queue.broker_name)
         if queue is None or address is None:

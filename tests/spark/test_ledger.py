@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aiorocket.client.core.routes import TopicRoute
 from aiorocket.client.sending.producer import Producer
 from aiorocket.embedded import embed
 from aiorocket.errors import TopicNotFoundError, UsageError
 from aiorocket.model import Queue, TxState
 from aiorocket.spark import ledger as ledger_module
 from aiorocket.spark.ledger import Entry, Fold, Ledger, Mark, Record, decode, encode, search
-from aiorocket_protocol import RecordView
+from aiorocket_protocol import DeleteTopicRequestHeader, RecordView, RequestCode
 
 names = st.text(max_size=12)
 entries = st.builds(
@@ -182,3 +185,33 @@ async def test_a_ledger_that_cannot_be_made_is_asked_for() -> None:
             await Ledger(producer.client, producer, "L").look("q", 0, first=True)
         await mq.create_topic("L", 1)
         assert not (await Ledger(producer.client, producer, "L").look("q", 0, first=True)).decided
+
+
+async def test_a_ledger_that_lost_its_end_loses_no_decision() -> None:
+    """Its topic was made anew, or its broker lost what it had not synced: it was read beyond where it ends now."""
+    async with embed() as mq, mq.producer() as producer:
+        client = producer.client
+        ledger = Ledger(client, producer, "L")
+        await ledger.look("q", 0, first=True)
+        await ledger.decide(Entry("q", 0, ("a",), 1), 5.0)
+        assert not (await ledger.look("q", 1)).decided  # a broker asks before the batch ends
+        route = await client.route("L")
+        code, header = RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequestHeader("L")
+        await client.call(route.addresses["broker-a"][0], code, header)
+        await mq.create_topic("L", 1)
+        fold = await ledger.decide(Entry("q", 1, ("b",), 1), 5.0)
+        assert fold.entry is not None and fold.entry.attempts == ("b",)
+        assert (await Ledger(client, producer, "L").look("q", 1)).entry == fold.entry
+
+
+async def test_a_ledger_on_two_brokers_is_none() -> None:
+    queues = [Queue("L", name, 0) for name in ("a", "b")]
+    route = TopicRoute("L", queues[:1], queues, {"a": {0: "a:1"}, "b": {0: "b:1"}})
+
+    async def found(name: str) -> TopicRoute:
+        return route
+
+    client: Any = SimpleNamespace(config=SimpleNamespace(namespace=""), loop=asyncio.get_running_loop(), route=found)
+    nobody: Any = None
+    with pytest.raises(UsageError, match="the ledger 'L' is on the brokers a, b"):
+        await Ledger(client, nobody, "L").look("q", 0)
