@@ -106,17 +106,33 @@ def on_wire(client: Session, queue: Queue) -> Queue:
     return queue._replace(topic=wrap(client.config.namespace, queue.topic))
 
 
-async def queues(client: Session, options: SourceOptions, read: Mapping[Queue, int] | None = None) -> list[Queue]:
+async def queues(
+    client: Session,
+    options: SourceOptions,
+    read: Mapping[Queue, int] | None = None,
+    *,
+    missing: dict[str, TopicNotFoundError] | None = None,
+) -> list[Queue]:
     """The readable queues of ``topics``, ``topic_pattern`` or ``assign``, sorted, by what the name server says now.
 
     A pattern matches whole names, also ``%DLQ%group`` and ``%RETRY%group``, and never the cluster's own topics; it may
     match nothing. TopicNotFoundError with the name for a topic that has no route, and how far it was read where
-    ``read`` knows (the next offset of each queue); UsageError for one that has, but without permission to read. Of
-    ``assign`` the queues are returned as they are written.
+    ``read`` knows (the next offset of each queue); with ``missing`` it is put there. UsageError for one that has, but
+    without permission to read. Of ``assign`` the queues are returned as they are written.
     """
+
+    async def route_of(topic: str) -> TopicRoute | None:
+        try:
+            return await _route(client, topic, read)
+        except TopicNotFoundError as error:
+            if missing is None:
+                raise
+            missing[topic] = error
+            return None
+
     if options.assign:
         topics = sorted({each.topic for each in options.assign})
-        await _together(partial(_route, client, topic, read) for topic in topics)
+        await _together(partial(route_of, topic) for topic in topics)
         return sorted(set(options.assign))
     if options.topic_pattern:
         names = await _matching(client, options.topic_pattern)
@@ -124,14 +140,14 @@ async def queues(client: Session, options: SourceOptions, read: Mapping[Queue, i
         found = [each for route in known if route is not None for each in route.subscribe]
     else:
         names = sorted(set(options.topics))
-        routes = await _together(partial(_route, client, topic, read) for topic in names)
+        routes = await _together(partial(route_of, topic) for topic in names)
         for topic, route in zip(names, routes, strict=True):
-            if not route.subscribe:
+            if route is not None and not route.subscribe:
                 raise UsageError(
                     f"topic {topic!r} may not be read (its permission lacks 4; older brokers make %DLQ% topics "
                     f"write-only): set it with mqadmin updateTopicPerm -t {topic} -p {PERM_READ_WRITE}"
                 )
-        found = [each for route in routes for each in route.subscribe]
+        found = [each for route in routes if route is not None for each in route.subscribe]
     namespace = client.config.namespace
     return sorted({each._replace(topic=unwrap(namespace, each.topic)) for each in found})
 

@@ -68,6 +68,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         #: Warnings: those of trouble that may pass, and those that are given once for all.
         self._said: set[str] = set()
         self._told: set[str] = set()
+        #: Whether the name server knew all topics when it was last asked.
+        self._listed = True
 
     @untraced
     def initialOffset(self) -> dict[str, Any]:
@@ -175,16 +177,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._tell(f"{queue_path(queue)} stays at {begins[queue]}: the options do not ask for it any more")
         if self._target is not None:
             return known | self._target.keys()
+        missing = dict[str, TopicNotFoundError]()
         try:
-            return {*known, *await cluster.queues(client, self.options)}
+            found = await cluster.queues(client, self.options, missing=missing)
         except UsageError:
             raise
         except RocketError as error:
-            # A broker that restarts takes its topics from the name server for a while.
             if not known:
                 raise
+            self._listed = False
             self._say(f"looking for queues: {error}; going on with the {len(known)} known ones")
             return known
+        # A broker that restarts takes its topics from the name server for a while.
+        if missing and not known:
+            raise next(iter(missing.values()))
+        self._listed = not missing
+        for topic in missing.keys() - {queue.topic for queue in known}:  # of the others ``_look`` tells
+            self._say(f"looking for queues: {missing[topic]}; going on with the other topics")
+        return {*known, *found}
 
     async def _look(self, client: Session, begins: Mapping[Queue, int], queues: set[Queue]) -> dict[Queue, Bounds]:
         failures: dict[Queue, Exception] = {}
@@ -201,7 +211,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for queue in sorted(queues & begins.keys()):
             if queue not in seen and queue not in failures:
                 self._lost(queue, f"is gone from its broker, the query stands at {begins[queue]}", "leaves it alone")
-        if not failures:
+        if not failures and self._listed:
             self._said.clear()
         self._seen = seen
         return seen

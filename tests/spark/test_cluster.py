@@ -68,6 +68,11 @@ async def test_queues_by_name_pattern_and_assignment() -> None:
         ]
         with pytest.raises(TopicNotFoundError, match="nowhere"):
             await cluster.queues(client.session, options(topic="orders,nowhere"))
+        missing = dict[str, TopicNotFoundError]()
+        assert await cluster.queues(client.session, options(topic="payments,nowhere"), missing=missing) == numbered(
+            "payments", 0
+        )
+        assert list(missing) == ["nowhere"]
         with pytest.raises(TopicNotFoundError, match="nowhere"):
             await cluster.queues(client.session, options(assign='{"nowhere":{"broker-a":[1]}}'))
         with pytest.raises(TopicNotFoundError, match="group 'nobody' has given up no message, or is called otherwise"):

@@ -35,6 +35,8 @@ class Cluster:
         self.listed_only: set[Queue] = set()
         self.unreachable: set[Queue] = set()
         self.no_route = False
+        self.deleted: set[str] = set()
+        self.nameserver_away = False
         self.registered: set[str] = set()
         self.without_master: set[Queue] = set()
         self.arriving: dict[Queue, Bounds] = {}
@@ -45,9 +47,16 @@ class Cluster:
         self.refuses_commits = False
         self.commits: list[dict[Queue, int]] = []
 
-    async def queues(self, client: object, options: SourceOptions) -> list[Queue]:
-        if self.no_route:
-            raise TopicNotFoundError("no route to t")
+    async def queues(
+        self, client: object, options: SourceOptions, *, missing: dict[str, TopicNotFoundError] | None = None
+    ) -> list[Queue]:
+        if self.nameserver_away:
+            raise NotConnectedError("no name server answers")
+        gone = {"t"} if self.no_route else self.deleted
+        if missing is None and gone:
+            raise TopicNotFoundError(f"no route to {min(gone)}")
+        if missing is not None:
+            missing.update((topic, TopicNotFoundError(f"no route to {topic}")) for topic in gone)
         return sorted((set(self.bounds_of) | self.listed_only) - self.unlisted)
 
     async def bounds(
@@ -56,8 +65,9 @@ class Cluster:
         self.asked += 1
         found = {}
         for queue in queues:
-            if queue in self.unreachable or self.no_route:
-                error = TopicNotFoundError("no route") if self.no_route else NotConnectedError("no connection")
+            no_route = self.no_route or queue.topic in self.deleted
+            if queue in self.unreachable or no_route:
+                error = TopicNotFoundError("no route") if no_route else NotConnectedError("no connection")
                 if failures is None:
                     raise error
                 failures[queue] = error
@@ -351,6 +361,33 @@ def test_a_topic_that_was_deleted_is_data_loss(fake: Cluster) -> None:
             step(each, start)
         with pytest.raises(DataLossError, match="t/a/0 is gone, with the messages 5 to 6"):
             after_restart().partitions(start, {"t": {"a": {"0": 7}}})
+
+
+def test_of_topics_without_the_deleted_ones_the_others_grow_all_the_same(
+    fake: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = Queue("u", "a", 0)
+    fake.bounds_of, fake.registered = {Q0: Bounds(0, 5), gone: Bounds(0, 3)}, {"a"}
+    made = reader(topic="t,u,v", failOnDataLoss="false")
+    start = to_nested({Q0: 5, gone: 3})
+    fake.bounds_of, fake.deleted = {Q0: Bounds(0, 5), Q1: Bounds(0, 7)}, {"u", "v"}
+    end = step(made, start)
+    assert from_nested(end) == {Q0: 5, Q1: 0, gone: 3}
+    last = step(made, end)
+    assert from_nested(last) == {Q0: 5, Q1: 7, gone: 3}
+    assert step(made, last) is last
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2 and "looking for queues: no route to v; going on with the other topics" in said, said
+
+
+def test_a_name_server_that_is_away_is_said_once(fake: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    fake.bounds_of, fake.nameserver_away = {Q0: Bounds(0, 5)}, True
+    made, start = reader(), to_nested({Q0: 5})
+    for _ in range(2):
+        assert step(made, start) is start
+    assert [record.getMessage() for record in caplog.records] == [
+        "looking for queues: no name server answers; going on with the 1 known ones"
+    ]
 
 
 def test_a_queue_that_is_not_asked_for_any_more_rests(fake: Cluster, caplog: pytest.LogCaptureFixture) -> None:
