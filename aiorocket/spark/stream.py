@@ -115,7 +115,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begins, ends = from_nested(start), from_nested(end)
         if begins == ends:
             return []
-        ranges = bridge.call(self._ranges, begins, ends, start == self._initial)
+        # Nothing was seen so far where Spark does a batch again that a crash has cut short.
+        ranges = bridge.call(self._ranges, begins, ends, start == self._initial and not self._seen)
         return [QueuePartition(part) for part in plan(ranges, cores=cores(self.options), options=self.options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

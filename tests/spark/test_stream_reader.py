@@ -440,6 +440,18 @@ def test_a_query_that_begins_at_the_end_records_that_before_it_reads(fake: Clust
     assert ranges(made, start, later) == [QueueRange(Q0, 10, 15)]
 
 
+def test_a_topic_made_anew_before_anything_was_read_is_read(fake: Cluster) -> None:
+    fake.bounds_of = {Q0: Bounds(0, 100)}
+    made = reader(startingOffsets="latest", failOnDataLoss="false")
+    start = made.initialOffset()
+    assert step(made, start) is start
+    assert made.partitions(start, start) == []
+    fake.bounds_of = {Q0: Bounds(0, 50)}
+    end = step(made, start)
+    assert from_nested(end) == {Q0: 50}
+    assert ranges(made, start, end) == [QueueRange(Q0, 0, 50)]
+
+
 def test_only_the_queues_that_begin_at_their_end_wait_for_the_second_batch(fake: Cluster) -> None:
     fake.bounds_of = {Q0: Bounds(0, 10), Q1: Bounds(0, 10)}
     made = reader(startingOffsets='{"t":{"a":{"0":4,"1":-1}}}', maxOffsetsPerTrigger="100")
