@@ -17,9 +17,11 @@ import pytest
 from py4j.protocol import Py4JError
 
 from aiorocket.client.queue_scan import Bounds
-from aiorocket.errors import RocketError, UsageError
+from aiorocket.errors import NotConnectedError, RocketError, UsageError
 from aiorocket.model import OutgoingMessage, Queue
-from aiorocket.spark import DataLossError, cluster
+from aiorocket.spark import DataLossError, bridge, cluster
+from aiorocket.spark.options import SourceOptions
+from aiorocket.spark.planner import QueueRange
 from aiorocket.spark.steps import (
     Archive,
     ArchiveConflictError,
@@ -33,11 +35,12 @@ from aiorocket.spark.steps import (
 )
 from aiorocket.spark.steps import archive as archive_step
 from aiorocket.spark.steps.archives import archive_run, direct
+from aiorocket.spark.steps.archives.archive_run import Goal
 from aiorocket.spark.steps.files.folder import Folder
 from aiorocket.spark.steps.files.hours import _hours
 from aiorocket.spark.steps.files.iceberg_catalog import open_catalog
 from aiorocket.spark.steps.files.last_rows import LastRow, last_rows
-from aiorocket.spark.steps.files.manifest import LAST_HOUR, partition_folder
+from aiorocket.spark.steps.files.manifest import LAST_HOUR, Snapshot, Span, partition_folder
 from aiorocket.spark.steps.rows import with_hours
 from tests.spark.lakes import NOON, CrashError, add, crash_at, make
 from tests.spark.producing import create_topic, send
@@ -392,6 +395,37 @@ def test_what_retention_took_is_an_error_or_a_gap(lake: Lake, monkeypatch: pytes
     assert report.details["gaps"] == [[*queue, 2, 7]]
     assert Archive.open(str(lake.path)).snapshot().missing() == {queue: 5}
     assert lake.archive(mode="direct").complete  # of what this run did, nothing is missing
+
+
+@pytest.mark.parametrize("asked", [{"topic": "t"}, {"topicPattern": "[tu]"}, {"assign": '{"t":{"a":[0],"b":[0]}}'}])
+def test_a_broker_that_is_away_has_lost_nothing(monkeypatch: pytest.MonkeyPatch, asked: dict[str, str]) -> None:
+    """A pipeline waits for it, and gives up where the broker is there without the queue."""
+    here, gone, other = Queue("t", "a", 0), Queue("t", "b", 0), Queue("not-asked-for", "b", 0)
+    registered = {"a"}
+
+    async def brokers(client: object) -> set[str]:
+        return registered
+
+    monkeypatch.setattr(cluster, "brokers", brokers)
+
+    def ranges(**more: str) -> list[QueueRange]:
+        text = {"nameServer": "127.0.0.1:1", **asked, **more}
+        snapshot = Snapshot(queues={queue: Span(0, 5, 5) for queue in (here, gone, other)})
+        run: Any = SimpleNamespace(
+            text=text, options=SourceOptions.parse(text), goal=Goal({here: 0}, {here: 9}), max_rows=100,
+            bounds={here: Bounds(0, 9)}, snapshot=snapshot,
+        )  # fmt: skip
+        return direct.Rounds(run)._next()
+
+    try:
+        with pytest.raises(NotConnectedError, match=r"broker_name='b'.* up to 4, and its broker is not registered"):
+            ranges()
+        assert ranges(failOnDataLoss="false") == [QueueRange(here, 5, 9)]
+        registered.add("b")
+        with pytest.raises(DataLossError, match="is not at its broker any more"):
+            ranges()
+    finally:
+        bridge.close()
 
 
 @pytest.mark.spark_long

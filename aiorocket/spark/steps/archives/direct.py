@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from aiorocket.client.pipeline.reading import unwrap, wrap
-from aiorocket.errors import UsageError
+from aiorocket.errors import NotConnectedError, UsageError
 from aiorocket.model import Queue
 from aiorocket.spark import cluster
 from aiorocket.spark.bridge import call
@@ -115,14 +115,22 @@ class Rounds:
         for queue, bounds in self._run.bounds.items():
             begins[queue] = self._there(queue, begins[queue], bounds)
         if gone := [queue for queue in snapshot.queues if queue not in goal.ends and self._asked(queue)]:
-            self._lost(
-                f"{gone[0]} is not at its broker any more; it is archived up to {snapshot.queues[gone[0]].end - 1}"
-            )
+            self._gone(gone[0], snapshot.queues[gone[0]].end - 1)
         ends = admit(begins, goal.ends, self._run.max_rows)
         return [QueueRange(queue, begins[queue], ends[queue]) for queue in sorted(ends) if begins[queue] < ends[queue]]
 
     def _asked(self, queue: Queue) -> bool:
-        return any(self._stored(topic) == queue.topic for topic in self._options.topics)
+        named = self._name(queue)
+        return self._stored(named.topic) == queue.topic and cluster.asked_for(self._options, named)
+
+    def _gone(self, queue: Queue, last: int) -> None:
+        # One that restarts takes its queues from the routes for a while, which is no loss.
+        if self._options.fail_on_data_loss and queue.broker_name not in call(_registered, self._options):
+            raise NotConnectedError(
+                f"{queue} is archived up to {last}, and its broker is not registered now: the archive goes on when it "
+                "is back; failOnDataLoss=false archives the others"
+            )
+        self._lost(f"{queue} is not at its broker any more; it is archived up to {last}")
 
     def _stored(self, topic: str) -> str:
         return wrap(self._options.connection.namespace, topic)
@@ -182,6 +190,10 @@ class Rounds:
             if call(_wait_for_more, self._options, ends, min(left, _LOOK)):
                 return
             left -= _LOOK
+
+
+async def _registered(options: SourceOptions) -> set[str]:
+    return await cluster.brokers(await shared_client(options.connection))
 
 
 async def _wait_for_more(options: SourceOptions, ends: Mapping[Queue, int], timeout: float) -> bool:
