@@ -20,6 +20,7 @@ from aiorocket.client.queue_scan import Bounds
 from aiorocket.errors import NotConnectedError, RocketError, UsageError
 from aiorocket.model import OutgoingMessage, Queue
 from aiorocket.spark import DataLossError, bridge, cluster
+from aiorocket.spark.offsets import format_offsets
 from aiorocket.spark.options import SourceOptions
 from aiorocket.spark.planner import QueueRange
 from aiorocket.spark.steps import (
@@ -194,6 +195,39 @@ def test_both_modes_go_on_where_the_archive_ends(lake: Lake) -> None:
     lake.send(4)
     assert lake.archive(mode="spark", startingOffsets="latest").rows_out == 4
     lake.check()
+
+
+@pytest.mark.parametrize(
+    ("committed", "published", "archived", "goes_on"),
+    [
+        (0, False, 10, True),
+        (0, False, 12, False),
+        (0, False, 20, False),
+        (0, True, 20, True),
+        (1, True, 20, True),
+        (1, True, 21, False),
+    ],
+)
+def test_a_checkpoint_that_direct_mode_has_overtaken_is_begun_anew(
+    tmp_path: Path, committed: int, published: bool, archived: int, goes_on: bool
+) -> None:
+    """Also where the last batch, of the offsets 10 to 19, was planned and cut short: Spark does it again."""
+    queue = Queue("t", "a", 0)
+    snapshot = Snapshot(queues={queue: Span(0, archived, archived)}, queries={"q": 1 if published else 0})
+    (tmp_path / "_checkpoint" / "commits").mkdir(parents=True)
+    (tmp_path / "_checkpoint" / "offsets").mkdir()
+    (tmp_path / "_checkpoint" / "metadata").write_text('{"id":"q"}')
+    for batch in range(2):
+        told = format_offsets({queue: 10 * (batch + 1)})
+        (tmp_path / "_checkpoint" / "offsets" / str(batch)).write_text(f"v1\n{{}}\n{told}")
+        if batch <= committed:
+            (tmp_path / "_checkpoint" / "commits" / str(batch)).write_text("v1\n{}")
+    run: Any = SimpleNamespace(
+        options=SourceOptions.parse({"nameServer": "127.0.0.1:1", "topic": "t"}), archive=make(tmp_path),
+        snapshot=snapshot,
+    )  # fmt: skip
+    assert archive_module._Stream(run)._checkpoint() is goes_on
+    assert (tmp_path / "_checkpoint").exists() is goes_on
 
 
 @pytest.mark.parametrize("mode", ["direct", "spark"])

@@ -131,15 +131,26 @@ class _Stream:
             self._check_goal()
 
     def _checkpoint(self) -> bool:
-        """Whether there is a checkpoint to go on from. One that ends before the manifest, because direct mode went on
-        without it, is removed: it would read again what is archived."""
-        folder, archived = self._run.archive.folder, self._run.snapshot.queues
+        """Whether there is a checkpoint to go on from. One that reads on before the manifest ends, because direct mode
+        went on without it, is removed: it would read again what is archived."""
+        folder, archived = self._run.archive.folder, self._run.snapshot
         batches = [int(name) for name in folder.names(f"{CHECKPOINT}/offsets") if name.isdigit()]
-        ends = self._logged(max(batches)) if batches else {}
-        if any(queue in archived and archived[queue].end > end for queue, end in ends.items()):
+        ends = self._logged(self._read_from(max(batches))) if batches else {}
+        if any(queue in archived.queues and archived.queues[queue].end > end for queue, end in ends.items()):
             folder.remove_tree(CHECKPOINT)
             return False
         return bool(batches)
+
+    def _read_from(self, last: int) -> int:
+        """The batch behind which the query reads on: the ``last`` one that was planned, or the one before it where that
+        was cut short, and Spark does it again."""
+        run = self._run
+        if run.archive.folder.exists(f"{CHECKPOINT}/commits/{last}") or run.snapshot.done(self._query(), last):
+            return last
+        return last - 1
+
+    def _query(self) -> str:
+        return str(self._run.archive.folder.json(f"{CHECKPOINT}/metadata")["id"])
 
     def _wait(self, query: StreamingQuery, stop: Callable[[], bool] | None) -> bool:
         """Until the query ends; True when ``stop`` said so before."""
@@ -190,7 +201,7 @@ class _Stream:
 
     def _archive(self, df: DataFrame, batch: int) -> None:
         run = self._run
-        query = run.archive.folder.json(f"{CHECKPOINT}/metadata")["id"]
+        query = self._query()
         if run.snapshot.done(query, batch):
             return
         staging = run.staging()
