@@ -19,7 +19,7 @@ import pytest
 from aiorocket.spark import bridge
 from aiorocket.spark.steps import ArchiveConflictError, ClaimStoppedError
 from aiorocket.spark.steps.files import claims, owners
-from aiorocket.spark.steps.files.claims import claim, leave_nothing, look
+from aiorocket.spark.steps.files.claims import ClaimLostError, claim, leave_nothing, look
 from aiorocket.spark.steps.files.folder import Folder
 from tests.spark.turns import Store, Turns
 
@@ -235,11 +235,11 @@ def test_an_owner_that_cannot_renew_writes_no_more(tmp_path: Path, turns: Turns)
         turns.sleep(59)
         held.check()
         turns.sleep(2)
-        with pytest.raises(ArchiveConflictError, match="was not renewed for 60 s"):
+        with pytest.raises(ClaimLostError, match="was not renewed for 60 s"):
             held.check()
         folder.before_put = lambda: None
         turns.sleep(60)
-        with pytest.raises(ArchiveConflictError, match="was not renewed for 60 s"):
+        with pytest.raises(ClaimLostError, match="was not renewed for 60 s"):
             held.check()  # though the store is back
 
 

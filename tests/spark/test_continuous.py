@@ -24,7 +24,9 @@ from aiorocket.cli.main import cli
 from aiorocket.errors import ConfigError, NotConnectedError, UsageError
 from aiorocket.runtime.clock import WallClock
 from aiorocket.spark.steps.continuous import Continuous, Health, Plan
+from aiorocket.spark.steps.files.claims import ClaimLostError
 from aiorocket.spark.steps.files.folder import Folder
+from aiorocket.spark.steps.files.manifest import ArchiveConflictError
 from aiorocket.spark.steps.report import StepReport
 from aiorocket.spark.steps.tables.table import Table
 from tests.spark.day import live_through
@@ -127,6 +129,11 @@ def test_a_round_that_fails_is_tried_again_later_and_later(tmp_path: Path) -> No
         assert pipeline.ends == [None]
     with pytest.raises(NotConnectedError):
         Failing(for_ever, away, None).run(once=True)
+    # The store was away: the next round takes a new claim, or hears who has one, which is for good.
+    pipeline = Failing(for_ever, ClaimLostError("not renewed"), ArchiveConflictError("another run is at work"), None)
+    with pytest.raises(ArchiveConflictError, match="another run"):
+        pipeline.run()
+    assert pipeline.pauses == [1]
 
 
 def test_a_claim_that_is_waited_for_is_told_and_the_wait_ends_at_a_signal(

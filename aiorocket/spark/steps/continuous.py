@@ -23,7 +23,7 @@ from aiorocket.spark.options import SourceOptions
 from aiorocket.spark.steps.archives.archive import archive
 from aiorocket.spark.steps.archives.compact import compact
 from aiorocket.spark.steps.behind import behind
-from aiorocket.spark.steps.files.claims import ClaimStoppedError
+from aiorocket.spark.steps.files.claims import ClaimLostError, ClaimStoppedError
 from aiorocket.spark.steps.files.manifest import ArchiveConflictError
 from aiorocket.spark.steps.functions.decode import decode
 from aiorocket.spark.steps.functions.dedup import dedup
@@ -44,7 +44,7 @@ ARCHIVE = "archive"
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 60.0
 #: How long a signal may go unseen in a pause, in seconds.
 _LOOK = 0.25
-#: What a further try does not mend.
+#: What a further try does not mend, but for a claim that was lost while the store was away or the machine slept.
 _FINAL = (UsageError, ConfigError, DataLossError, ArchiveConflictError)
 
 
@@ -234,7 +234,8 @@ class Continuous:
                 failures += 1
                 self.health.failures += 1
                 self.health.problem = explain(error)
-                if once or isinstance(error, _FINAL) or failures == self._plan.attempts or not self._lives():
+                final = isinstance(error, _FINAL) and not isinstance(error, ClaimLostError)
+                if once or final or failures == self._plan.attempts or not self._lives():
                     raise
                 wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** min(failures - 1, 16))
                 self._say(f"round failed ({failures} in a row), the next in {wait:g} s: {self.health.problem}")

@@ -27,7 +27,7 @@ from aiorocket.spark.steps.files import owners
 from aiorocket.spark.steps.files.folder import Folder
 from aiorocket.spark.steps.files.manifest import ArchiveConflictError
 
-__all__ = ("Claim", "ClaimStoppedError", "Pace", "claim", "leave_nothing", "look")
+__all__ = ("Claim", "ClaimLostError", "ClaimStoppedError", "Pace", "claim", "leave_nothing", "look")
 
 _CLAIMS = "_claims"
 #: Seconds: between two renewals; how long an owner trusts the last one; from what age on others take a claim away.
@@ -43,9 +43,14 @@ class ClaimStoppedError(ArchiveConflictError):
     """The run was told to end while it waited for another's claim. Nothing was changed."""
 
 
+class ClaimLostError(ArchiveConflictError):
+    """The run could not renew its claim for too long, or another took it away: it writes nothing more, and may begin
+    anew."""
+
+
 class Claim(Protocol):
     def check(self) -> None:
-        """Before what counts is written. ArchiveConflictError when the claim was lost."""
+        """Before what counts is written. ClaimLostError when the claim was lost."""
 
 
 class Pace(Protocol):
@@ -240,7 +245,7 @@ class _Renewed:
     def check(self) -> None:
         if self._over or self._pace.now() - self._at > _TRUST or not self._folder.exists(self._file):
             self._over = True
-            raise ArchiveConflictError(
+            raise ClaimLostError(
                 f"{self._folder.uri(self._file)} was not renewed for {_TRUST:g} s or was removed: another run may be "
                 "at work here now, and nothing more is written"
             )
