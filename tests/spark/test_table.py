@@ -115,6 +115,16 @@ def test_a_reader_whose_records_go_while_it_reads(tmp_path: Path, monkeypatch: p
     assert Table.open(str(tmp_path), "x", {}).snapshot().ranges == {Q0: (0, 6)}
 
 
+def test_parts_that_lack_a_row_are_not_written(tmp_path: Path) -> None:
+    """The next run reads the portion again: it would go on behind it."""
+    table = Table.open(str(tmp_path), "x", {})
+    rows: Any = {"good": pa.table({"offset": [0, 1]}), "bad": pa.table({"offset": [2]})}
+    with pytest.raises(RocketError, match=r"x: 4 rows were read and {'good': 2, 'bad': 1} written: "):
+        table.write(rows, {Q0: (0, 4)}, 4, splits=True)
+    assert table.snapshot() == TableSnapshot() and not list(tmp_path.rglob("*.parquet"))
+    assert table.write(rows, {Q0: (0, 3)}, 3, splits=True).ranges == {Q0: (0, 3)}
+
+
 def test_a_run_that_slept_through_others_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = Table.open(str(tmp_path), "x", {})
     add(table, 0, 1)

@@ -130,7 +130,8 @@ def add(
                 missing.update({queue: missing.get(queue, 0) + count for queue, count in lost.items()})
                 read = sum(each.rows for each in counts.values())
                 if table:
-                    snapshot = table.write(made.parts, ranges, read, lost, rows.stored(_last(ranges)))
+                    stored = rows.stored(_last(ranges))
+                    snapshot = table.write(made.parts, ranges, read, lost, stored, splits=splits)
                     wrote = {name: _of_run(snapshot, name) for name in made.parts}
                 else:
                     wrote = {name: df.count() for name, df in made.parts.items()}
@@ -138,8 +139,8 @@ def add(
             finally:
                 if keeps:
                     base.unpersist()
-            if splits and sum(wrote.values()) != read:
-                raise RocketError(f"{step}: {read} rows were read and {wrote} written: they must be as many")
+            if splits and sum(wrote.values()) != read:  # in a table it was refused
+                raise RocketError(f"{step}: {read} rows were read and {wrote} made: they must be as many")
             for name, count in wrote.items():
                 made_rows[name] = made_rows.get(name, 0) + count
             rows_in += read

@@ -178,12 +178,18 @@ class Table:
         stored: Mapping[Queue, int] | None = None,
         *,
         whole: bool = False,
+        splits: bool = False,
     ) -> TableSnapshot:
         """Adds what one portion of the input, ``ranges`` with ``rows_in`` rows, gave, or with ``whole`` puts it in the
-        place of all that is there; the table then."""
+        place of all that is there; the table then. With ``splits`` the parts have as many rows together: RocketError
+        otherwise, and the table is as it was."""
         before = self.snapshot()
         run = before.last + 1
         staged = self._stage(run, parts)
+        if splits and sum(file.rows for file in staged) != rows_in:
+            wrote = {part: sum(file.rows for file in staged if file.part == part) for part in parts}
+            self._drop(staged)
+            raise RocketError(f"{self.step}: {rows_in} rows were read and {wrote} written: they must be as many")
         made = TableSnapshot(run, tuple(staged), ranges, rows_in, missing or {}, stored=stored or {})
         return self._publish("replace" if whole else "append", made, staged, before)
 
@@ -265,8 +271,7 @@ class Table:
         for part in parts:
             had, has = sum(file.rows for file in parts[part]), new.rows(part)
             if had != has:
-                for here in staged.values():
-                    self.folder.remove(here)
+                self._drop(staged)
                 raise RocketError(f"{self.folder.uri(part)}: {had} rows before, {has} after: nothing was replaced")
         gone = {file.path for files in parts.values() for file in files}
         now = WallClock().wall_ms()
@@ -291,6 +296,10 @@ class Table:
                     file = TableFile(part, path, self._count(here), self.folder.size(here), *tail_of(self.folder, here))
                     staged[file] = here
         return staged
+
+    def _drop(self, staged: Mapping[TableFile, str]) -> None:
+        for here in staged.values():
+            self.folder.remove(here)
 
     def _publish(
         self, kind: str, made: TableSnapshot, staged: Mapping[TableFile, str], before: TableSnapshot | None = None
