@@ -88,7 +88,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @untraced
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix the end. It fails when a broker cannot be asked: what is available there is not known."""
+        """Fix the end. It fails when a broker cannot be asked: what is available there is not known. So does the first
+        batch, where a broker that the query has read from before is in no route."""
         self._target = bridge.call(self._all_bounds)
 
     @untraced
@@ -207,6 +208,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if target is not None and target.end >= begins.get(queue, 0):
                 # The query is not over without these: the task waits for the broker, and reports it.
                 seen[queue] = target
+            elif self._target is not None and target is None and self.options.fail_on_data_loss:
+                # Its broker had left the routes when the end was fixed.
+                raise NotConnectedError(
+                    f"{queue_path(queue)}, which the query has read up to {begins[queue]}: what is available there is "
+                    f"not known ({error}). Begin again when its broker is back; failOnDataLoss=false ends without it"
+                ) from error
             else:
                 self._say(f"{queue_path(queue)} stays at {begins.get(queue, 'its beginning')} for now: {error}")
         for queue in sorted(queues & begins.keys()):

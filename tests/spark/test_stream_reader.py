@@ -236,6 +236,21 @@ def test_available_now_does_not_begin_while_a_broker_is_out_of_reach(fake: Clust
         reader().initialOffset()
 
 
+def test_available_now_does_not_end_without_a_broker_that_has_left_the_routes(fake: Cluster) -> None:
+    """As one that restarts has: what it holds would be left for another run, and this one called done."""
+    fake.bounds_of, fake.unreachable, fake.unlisted = {Q0: Bounds(0, 10), OTHER: Bounds(0, 10)}, {OTHER}, {OTHER}
+    at = to_nested({Q0: 4, OTHER: 5})
+    made = reader()
+    made.prepareForTriggerAvailableNow()
+    with pytest.raises(
+        NotConnectedError, match=r"t/b/0, which the query has read up to 5: .*failOnDataLoss=false ends"
+    ):
+        step(made, at)
+    made = reader(failOnDataLoss="false")
+    made.prepareForTriggerAvailableNow()
+    assert from_nested(step(made, at)) == {Q0: 10, OTHER: 5}
+
+
 def test_available_now_does_not_end_before_a_broker_that_goes_away(fake: Cluster) -> None:
     fake.bounds_of = {Q0: Bounds(0, 10), OTHER: Bounds(0, 10)}
     made = reader(maxOffsetsPerTrigger="10")
