@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from aiorocket.errors import NotConnectedError, RocketError, TopicNotFoundError, UsageError
+from aiorocket.errors import NotConnectedError, ProtocolError, RocketError, TopicNotFoundError, UsageError
 from aiorocket.model import Queue
 from aiorocket.spark import bridge, cluster
 from aiorocket.spark.failures import untraced
@@ -135,7 +135,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         try:
             bridge.call(self._commit, group, moved)
-        except RocketError as error:
+        except (RocketError, ProtocolError) as error:
             _log.warning("group %s was not told of every offset of this batch: %s", group, error)
         else:
             self._committed.update(moved)

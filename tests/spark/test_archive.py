@@ -17,7 +17,7 @@ import pytest
 from py4j.protocol import Py4JError
 
 from aiorocket.client.queue_scan import Bounds
-from aiorocket.errors import NotConnectedError, RocketError, UsageError
+from aiorocket.errors import NotConnectedError, RemoteError, RocketError, UsageError
 from aiorocket.model import OutgoingMessage, Queue
 from aiorocket.spark import DataLossError, bridge, cluster
 from aiorocket.spark.offsets import format_offsets
@@ -408,6 +408,28 @@ def test_lag_is_told_of_a_topic_with_empty_queues(lake: Lake) -> None:
     assert report.rows_out == 1
     samples = sample_lag(lake.nameserver, "archiver", lake.topic)
     assert {each.queue.queue_id: each.committed for each in samples} == {0: 1, 1: None, 2: None, 3: None}
+
+
+def test_a_group_that_is_not_told_costs_no_round(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it is told is for dashboards: a right that lacks would have ended each round behind its first batch."""
+
+    async def refuse(*_: object) -> None:
+        raise RemoteError(16, "no right to commit", address="b:1", request="UPDATE_CONSUMER_OFFSET")
+
+    monkeypatch.setattr(cluster, "commit", refuse)
+    queue = Queue("t", "a", 0)
+    text = {"nameServer": "127.0.0.1:1", "topic": "t", "groupId": "g", "commitOffsets": "true"}
+    run: Any = SimpleNamespace(
+        text=text, options=SourceOptions.parse(text), goal=Goal({queue: 0}, {queue: 5}),
+        snapshot=Snapshot(queues={queue: Span(0, 5, 5)}),
+    )  # fmt: skip
+    try:
+        direct.Rounds(run)._commit_offsets()
+    finally:
+        bridge.close()
+    assert "group g was not told of every offset of this round" in caplog.text
 
 
 def test_what_retention_took_is_an_error_or_a_gap(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from aiorocket.client.pipeline.reading import unwrap, wrap
-from aiorocket.errors import NotConnectedError, UsageError
+from aiorocket.errors import NotConnectedError, ProtocolError, RocketError, UsageError
 from aiorocket.model import Queue
 from aiorocket.spark import cluster
 from aiorocket.spark.bridge import call
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from aiorocket.spark.steps.archives.archive_run import Run
 
 __all__ = ("DirectArchive", "Rounds")
+
+_log = logging.getLogger("aiorocket.spark")
 
 _NAME = "rocketmq_direct_archive"
 #: The most that one task writes: each leaves a file of each hour, so not many more of them than there are cores.
@@ -176,11 +179,16 @@ class Rounds:
         return queue._replace(topic=unwrap(self._options.connection.namespace, queue.topic))
 
     def _commit_offsets(self) -> None:
-        """Tells the brokers how far the archive is, so that their tools show its lag: option ``commitOffsets``."""
-        if self._options.commit_offsets:
+        """Tells the brokers how far the archive is, so that their tools show its lag: option ``commitOffsets``. Those
+        that cannot be told now are told with the next round; the archive goes by its manifest."""
+        group = self._options.group_id
+        if self._options.commit_offsets and group is not None:
             archived = self._run.snapshot.queues  # a queue that never had a message is not among them
             ends = {self._name(queue): archived[queue].end for queue in self._run.goal.ends if queue in archived}
-            call(_commit, self._options, ends)
+            try:
+                call(_commit, self._options, group, ends)
+            except (RocketError, ProtocolError) as error:
+                _log.warning("group %s was not told of every offset of this round: %s", group, error)
 
     def _wait(self, interval: float, stop: Callable[[], bool] | None) -> None:
         """Until a queue has more, or ``interval`` seconds are over."""
@@ -204,5 +212,5 @@ async def _wait_for_more(options: SourceOptions, ends: Mapping[Queue, int], time
     return loop.time() - began < timeout * 0.9
 
 
-async def _commit(options: SourceOptions, offsets: Mapping[Queue, int]) -> None:
-    await cluster.commit(await shared_client(options.connection), options.group_id or "", offsets)
+async def _commit(options: SourceOptions, group: str, offsets: Mapping[Queue, int]) -> None:
+    await cluster.commit(await shared_client(options.connection), group, offsets)
