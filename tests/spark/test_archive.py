@@ -402,6 +402,39 @@ def test_what_comes_after_latest_is_archived(lake: Lake) -> None:
     assert report.complete and set(report.ranges.values()) == {(6, 7)}
 
 
+@pytest.mark.parametrize(
+    ("option", "said", "begins"),
+    [
+        ("startingOffsets", '{"t":{"a":{"0":2}},"u":{"a":{"0":1}}}', 4),
+        ("startingOffsets", '{"t":{"a":{"0":2,"1":7}},"u":{"a":{"0":1}}}', 7),
+        ("startingOffsetsByTimestamp", '{"t":{"a":{"0":2}},"u":{"a":{"0":1}}}', 4),
+        ("startingOffsetsByTimestamp", '{"t":8,"u":8}', 8),
+        ("startingOffsetsByTimestamp", '{"t":8,"v":8}', None),
+    ],
+)
+async def test_a_queue_that_comes_later_begins_where_it_is_told_to_or_with_its_first_message(
+    monkeypatch: pytest.MonkeyPatch, option: str, said: str, begins: int | None
+) -> None:
+    first, new, other = Queue("t", "a", 0), Queue("t", "a", 1), Queue("u", "a", 0)
+    there = {first: Bounds(0, 9), new: Bounds(4, 9), other: Bounds(0, 9)}
+
+    async def found(*_: object) -> dict[Queue, Bounds]:
+        return there
+
+    async def at(client: object, queues: Iterable[Queue], millis: int) -> dict[Queue, int]:
+        return dict.fromkeys(queues, millis)
+
+    monkeypatch.setattr(archive_run, "shared_client", found)
+    for name, fake in (("queues", found), ("bounds", found), ("offsets_at", at)):
+        monkeypatch.setattr(cluster, name, fake)
+    options = SourceOptions.parse({"nameServer": "a:1", "topic": "t,u", option: said})
+    with nullcontext() if begins is not None else pytest.raises(UsageError, match="names v, which is not read"):
+        assert (await archive_run._look(options, {first: 5, other: 6}))[0] == {first: 5, other: 6, new: begins}
+    if begins == 4:  # an archive that is begun has to be told of every queue
+        with pytest.raises(UsageError, match="leaves out t/a/1"):
+            await archive_run._look(options, {})
+
+
 def test_lag_is_told_of_a_topic_with_empty_queues(lake: Lake) -> None:
     send(lake.nameserver, lake.topic, [b"only"])
     report = lake.archive(mode="direct", groupId="archiver", commitOffsets=True)

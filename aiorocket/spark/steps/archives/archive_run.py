@@ -273,9 +273,20 @@ async def _look(options: SourceOptions, known: Mapping[Queue, int]) -> tuple[dic
     begins = {name: known[name] for name in stored.values() if name in known}
     new = {queue: each for queue, each in bounds.items() if stored[queue] not in known}
     starting = options.starting or OffsetSpec(kind="earliest")
-    if starting.kind == "offsets":
-        given = {queue: offset for queue, offset in starting.offsets.items() if queue in new}
-        starting = replace(starting, offsets=given)
+    if starting.kind in ("offsets", "timestamps"):
+        # What it says of queues that are archived is over, and nobody knew of those that have come since.
+        said = {queue for queue in new if queue in starting.offsets or starting.millis_for(queue) is not None}
+        if known:
+            begins.update({stored[queue]: new[queue].begin for queue in new.keys() - said})
+            new = {queue: new[queue] for queue in said}
+        over = bounds.keys() - new.keys()
+        topics = {queue.topic for queue in over} - {queue.topic for queue in new}
+        starting = replace(
+            starting,
+            offsets={queue: offset for queue, offset in starting.offsets.items() if queue in new},
+            by_queue={queue: millis for queue, millis in starting.by_queue.items() if queue not in over},
+            by_topic={topic: millis for topic, millis in starting.by_topic.items() if topic not in topics},
+        )
     if new:
         found = await starting_offsets(client, replace(options, starting=starting), new)
         begins.update({stored[queue]: offset for queue, offset in found.items()})
