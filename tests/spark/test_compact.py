@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pyarrow.parquet as pq
 import pytest
@@ -16,6 +16,7 @@ from aiorocket.model import Queue
 from aiorocket.spark.steps import Archive, ArchiveConflictError, Progress, archive_rows, compact
 from aiorocket.spark.steps import compact as compact_step
 from aiorocket.spark.steps.files.delta import sync_delta
+from aiorocket.spark.steps.files.file_jobs import Held
 from aiorocket.spark.steps.tables.table import Table
 from tests.spark.lakes import CrashError, add, crash_at, make
 
@@ -100,6 +101,28 @@ def test_files_are_sorted_and_near_their_target(spark: SparkSession, tmp_path: P
 
     add(archive, {Q0: range(50, 55)})  # the archive goes on after a generation
     assert archive.snapshot().queues[Q0] == (0, 55, 55) and len(rows(spark, tmp_path)) == 155
+
+
+def test_a_signal_ends_a_compaction_behind_the_round_on_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of a backlog of months takes longer than a service manager waits. Without Spark."""
+
+    def run_tasks(spark: object, work: Callable[[object], Iterable[Held]], tasks: Sequence[object]) -> list[Held]:
+        return [held for task in tasks for held in work(task)]
+
+    module = "aiorocket.spark.steps.archives.compact"
+    monkeypatch.setattr(f"{module}.run_tasks", run_tasks)
+    monkeypatch.setattr(f"{module}._ROUND_FOLDERS", 1)
+    archive, nobody = make(tmp_path), cast("SparkSession", None)
+    fill(archive)
+    told: list[str] = []
+    first = compact(nobody, str(tmp_path), stop=lambda: "synced" in told, on_step=told.append)
+    assert told.count("synced") == 1 and told[-1] == "cleaned" and first.details["generations"] == 1
+    assert first.rows_in == first.rows_out < 180 and first.details["files_after"] == len(archive.snapshot().files)
+    rest = compact(nobody, str(tmp_path))
+    assert rest.rows_in + first.rows_in <= 180 and len(archive.snapshot().files) == 6
+    assert archive.snapshot().rows == 180
 
 
 def test_nothing_is_replaced_when_a_row_is_lost_or_another_run_was_quicker(

@@ -243,7 +243,8 @@ class Continuous:
 
     def round(self) -> None:
         """Each step once, unless it pauses. ``stop`` ends the round between two of them, the archive behind the batch
-        and decode and dedup behind the portion that is on the way; windows are computed to their end."""
+        and decode and dedup behind the portion that is on the way, compact behind some hours; windows are computed to
+        their end."""
         for name, step in self._steps():
             pause = 0.0 if name == ARCHIVE else getattr(self._plan, name).pause
             if pause and perf_counter() - self._ended.get(name, -pause) < pause:

@@ -76,7 +76,8 @@ def compact(
     ArchiveConflictError and has changed nothing. Replaced files stay for ``keep`` seconds, for queries that began
     before, and are removed by the next run after that. The rows of each queue and hour are counted in the new files
     and must be the same offsets as before, or nothing is replaced. ``stop`` is asked while the claim of a run that died
-    is waited for, and ends that with ClaimStoppedError. ``on_step`` is called between the steps of a round
+    is waited for, and ends that with ClaimStoppedError, and before each round of some hours: the next run has the rest.
+    ``on_step`` is called between the steps of a round
     ("written", "moved", "published", "synced", "expired", "cleaned") for tests that crash there.
 
     At the path of a step's table the small files of each part are rewritten so, not beside a run of that step: the
@@ -95,7 +96,7 @@ def compact(
             return _compact_table(spark, table, target_bytes, keep, began)
     archive, step = Archive.open(path), on_step or (lambda name: None)
     with claim(archive.folder, "compact", stop=stop, told=told) as held:
-        return _compact_archive(spark, archive, target_bytes, topics, keep, held, on_progress, step, began)
+        return _compact_archive(spark, archive, target_bytes, topics, keep, held, stop, on_progress, step, began)
 
 
 def _compact_archive(
@@ -105,6 +106,7 @@ def _compact_archive(
     topics: Sequence[str] | None,
     keep: float,
     held: Claim,
+    stop: Callable[[], bool],
     on_progress: ProgressCall | None,
     step: Callable[[str], object],
     began: float,
@@ -114,11 +116,14 @@ def _compact_archive(
     _tidy(archive, snapshot)
     sync(archive, snapshot)
     groups = _groups(snapshot, target_bytes, topics)
-    rows, done, new = sum(group.rows for group in groups), 0, list[str]()
+    rows, done, new, replaced = sum(group.rows for group in groups), 0, list[str](), list[DataFile]()
     for some in _rounds(groups, target_bytes):
+        if stop():
+            break
         snapshot = archive.snapshot()  # the archive step may have gone on
         snapshot, files = _rewrite(spark, archive, snapshot, some, held, step)
         new += [file.path for file in files]
+        replaced += [file for group in some for file in group.files]
         done += sum(file.rows for file in files)
         sync(archive, snapshot)
         step("synced")
@@ -130,13 +135,12 @@ def _compact_archive(
         step("expired")
     removed = _clean(archive, snapshot, oldest)
     step("cleaned")
-    replaced = sum(len(group.files) for group in groups)
     return StepReport(
-        "compact", rows, done, snapshot.ranges(), tuple(new),
+        "compact", sum(file.rows for file in replaced), done, snapshot.ranges(), tuple(new),
         perf_counter() - began, {} if archive.filtered else snapshot.missing(),
         {
-            "files_before": len(first.files), "files_after": len(first.files) - replaced + len(new),
-            "bytes_before": sum(group.bytes for group in groups),
+            "files_before": len(first.files), "files_after": len(first.files) - len(replaced) + len(new),
+            "bytes_before": sum(file.bytes for file in replaced),
             "bytes_after": sum(file.bytes for file in snapshot.files if file.path in set(new)),
             "generations": snapshot.generation - first.generation, "removed": removed,
             "waiting": len([old for old in snapshot.superseded if archive.folder.exists(old.path)]),
