@@ -25,7 +25,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from aiorocket.spark.columns import PROPERTY_COLUMNS, arrow_schema
-from aiorocket.spark.decode_slowly import MAX_MILLIS, MAX_OFFSET, check_body, check_size, decode_slowly
+from aiorocket.spark.decode_slowly import (
+    MAX_MILLIS,
+    MAX_OFFSET,
+    UnfoldedError,
+    check_body,
+    check_size,
+    decode_slowly,
+)
 from aiorocket.spark.property_columns import Ints, Mask, PropertyTable, as_text, bad_text, cut, map_of, numbers
 from aiorocket_protocol import (
     HOST_V6_EXTRA,
@@ -46,7 +53,7 @@ from aiorocket_protocol import (
 )
 from aiorocket_protocol.fast import compiled
 
-__all__ = ("MAX_OFFSET", "decode")
+__all__ = ("MAX_OFFSET", "UnfoldedError", "decode")
 
 
 # A record up to its born host, and the end of its head; between them lie two hosts of 8 or 20 bytes.
@@ -83,7 +90,7 @@ def decode(
     JSON text.
 
     ProtocolError when ``data`` is not whole records, a body does not decompress, or (with ``verify_crc``) does not
-    match its CRC; ValueError for more than MAX_CHUNK bytes or bodies that unfold to more than a column holds;
+    match its CRC; ValueError for more than MAX_CHUNK bytes; UnfoldedError for bodies that unfold to too many;
     UsageError for a column that does not exist.
     """
     schema = arrow_schema(names, legacy=legacy)

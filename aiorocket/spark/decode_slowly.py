@@ -23,17 +23,28 @@ from aiorocket_protocol import (
     split_records,
 )
 
-__all__ = ("MAX_CHUNK", "MAX_OFFSET", "check_body", "check_size", "decode_slowly", "json_text")
+__all__ = ("MAX_CHUNK", "MAX_OFFSET", "UnfoldedError", "check_body", "check_size", "decode_slowly", "json_text")
 
 #: Bytes of records that one call takes. An Arrow column holds 2 GiB; this is safely below it even for text whose every
 #: byte becomes a replacement character or a JSON escape. Readers gather a thirtieth of it.
 MAX_CHUNK = 256 * 1024 * 1024
 #: Above every queue offset.
 MAX_OFFSET = 2**63 - 1
-#: Bytes of bodies that it may unfold; the rest of a column is left to bodies that were not compressed.
-_MAX_BODIES = 2**31 - 1 - MAX_CHUNK
+#: Bytes to which bodies may unfold in one call, if there are several: a worker has them three times for a moment.
+_MAX_BODIES = 128 << 20
 #: Milliseconds on either side of 1970 that 64 bits of microseconds can hold.
 MAX_MILLIS = (2**63 - 1) // 1000
+
+
+class UnfoldedError(ValueError):
+    """Bodies unfold to too many bytes for one call: decode those below ``offset`` first."""
+
+    def __init__(self, bodies: int, rows: int, size: int, offset: int) -> None:
+        self.offset = offset
+        super().__init__(
+            f"{bodies} of {rows} bodies unfold to {size} bytes, at most {_MAX_BODIES} in one call: decode those below "
+            f"offset {offset} first"
+        )
 
 
 def decode_slowly(
@@ -72,11 +83,8 @@ def _bodies(rows: list[_Row]) -> list[object]:
         body = row.body()
         bodies.append(body)
         total += len(body)
-        if total > _MAX_BODIES:
-            raise ValueError(
-                f"{len(bodies)} of {len(rows)} bodies unfold to {total} bytes, a column holds at most {_MAX_BODIES}: "
-                "decode fewer records at a time, or with decompress=false"
-            )
+        if total > _MAX_BODIES and len(bodies) > 1:
+            raise UnfoldedError(len(bodies), len(rows), total, row.view.queue_offset)
     return bodies
 
 

@@ -55,15 +55,11 @@ def read_partition(partition: InputPartition, options: SourceOptions, names: Seq
         return
     with closing(iterate(_chunks, ranges, options)) as chunks:
         for chunk in chunks:
-            batch = _decoded(chunk, options, names, options.legacy_schema)
-            check_rows(chunk, batch.num_rows, options)
-            if options.tags:
-                # The legacy schema has no column of tags.
-                tags = batch if "tags" in names else _decoded(chunk, options, ("tags",), False)
-                batch = batch.filter(_one_of(tags.column("tags"), options.tags))
-            if batch.num_rows:
-                yield batch
-                flush_worker()
+            for batch in _batches(chunk, options, names):
+                if batch.num_rows:
+                    yield batch
+                    flush_worker()
+                del batch  # not kept in memory while the next one is decoded
 
 
 def flush_worker() -> None:
@@ -82,11 +78,40 @@ def flush_worker() -> None:
         stream.flush()
 
 
-def _decoded(chunk: Chunk, options: SourceOptions, names: Sequence[str], legacy: bool) -> pa.RecordBatch:
+def _batches(chunk: Chunk, options: SourceOptions, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The rows of a chunk: one batch, unless their bodies unfold to more than a worker should hold at a time."""
+    from aiorocket.spark.decode import UnfoldedError
+
+    rows, begin, legacy = 0, chunk.begin, options.legacy_schema
+    while begin < chunk.end:
+        end, batch = chunk.end, None
+        try:
+            batch = _decoded(chunk, begin, end, options, names, legacy)
+        except UnfoldedError as error:
+            if error.offset <= begin:  # records that are in no order
+                raise
+            end = error.offset
+        if batch is None:  # not above, where the error keeps what it has unfolded
+            batch = _decoded(chunk, begin, end, options, names, legacy)
+        rows += batch.num_rows
+        if end == chunk.end:
+            check_rows(chunk, rows, options)
+        if options.tags:
+            # The legacy schema has no column of tags.
+            tags = batch if "tags" in names else _decoded(chunk, begin, end, options, ("tags",), False)
+            batch = batch.filter(_one_of(tags.column("tags"), options.tags))
+        yield batch
+        del batch
+        begin = end
+
+
+def _decoded(
+    chunk: Chunk, begin: int, end: int, options: SourceOptions, names: Sequence[str], legacy: bool
+) -> pa.RecordBatch:
     from aiorocket.spark.decode import decode
 
     return decode(
-        chunk.data, chunk.queue.broker_name, names, begin=chunk.begin, end=chunk.end,
+        chunk.data, chunk.queue.broker_name, names, begin=begin, end=end,
         verify_crc=options.verify_crc, decompress=options.decompress, legacy=legacy,
     )  # fmt: skip
 

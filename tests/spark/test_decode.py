@@ -15,11 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiorocket.errors import UsageError
+from aiorocket.model import Queue
 from aiorocket.spark import decode_slowly as slowly
 from aiorocket.spark import property_columns
 from aiorocket.spark.columns import LEGACY_COLUMNS, ROW_COLUMNS, arrow_schema
-from aiorocket.spark.decode import decode
+from aiorocket.spark.decode import UnfoldedError, decode
 from aiorocket.spark.decode_slowly import decode_slowly
+from aiorocket.spark.fetch import Chunk, DataLossError
+from aiorocket.spark.options import SourceOptions
+from aiorocket.spark.partition import _batches
 from aiorocket_protocol import (
     COMPRESSION_LZ4,
     COMPRESSION_ZLIB,
@@ -297,13 +301,28 @@ def test_a_body_that_does_not_unfold_names_its_row_and_the_way_out() -> None:
         assert way(data, "b", ["body"], end=9).num_rows == 1
 
 
-def test_bodies_that_unfold_to_more_than_a_column_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bodies_that_unfold_to_much_are_read_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 MiB as stored can be gigabytes."""
     monkeypatch.setattr(slowly, "_MAX_BODIES", 2500)
-    stored = compress(b"x" * 1000)
-    data = b"".join(record(number, body=stored, sys_flag=SYS_FLAG_COMPRESSED) for number in range(5))
+    bodies = [bytes([ord("a") + number]) * (3000 if number == 5 else 1000) for number in range(10)]
+    data = b"".join(
+        record(7 + number, b"TAGS\x01%c\x02" % b"xy"[number % 2], body=compress(body), sys_flag=SYS_FLAG_COMPRESSED)
+        for number, body in enumerate(bodies)
+    )
+    said = "3 of 10 bodies unfold to 3000 bytes, at most 2500 in one call: decode those below offset 9 first"
     for way in (decode, decode_slowly):
-        with pytest.raises(ValueError, match=r"3 of 5 bodies unfold to 3000 bytes, a column holds at most 2500"):
+        with pytest.raises(UnfoldedError, match=said):
             way(data, "b", ["body"])
+    chunk = Chunk(Queue("t", "b", 0), 7, 17, data, 10)
+    for more in ({}, {"tags": "y"}, {"tags": "y", "legacySchema": "true"}):
+        options = SourceOptions.parse({"nameServer": "a:1", "topic": "t", **more})
+        batches = list(_batches(chunk, options, ["queueOffset", "body"]))
+        assert [each.column("body").to_pylist() for each in batches] == [
+            [body for body in part if not more or bodies.index(body) % 2]
+            for part in (bodies[:2], bodies[2:4], bodies[4:5], bodies[5:6], bodies[6:8], bodies[8:])
+        ]
+    with pytest.raises(DataLossError, match="10 messages from offset 7 up to 17, where there were 11"):
+        list(_batches(chunk._replace(rows=11), options, ["body"]))
 
 
 def test_a_body_that_does_not_match_its_crc() -> None:
