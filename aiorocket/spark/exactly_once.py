@@ -178,14 +178,29 @@ class HalfSink:
     # ---- what a driver does
 
     async def commit(
-        self, query: str, batch: int, parts: Sequence[Halves], skipped: bool, options: SinkOptions
+        self,
+        query: str,
+        batch: int,
+        parts: Sequence[Halves],
+        skipped: bool,
+        options: SinkOptions,
+        seen: int | None = None,
     ) -> None:
         """Decide the batch for ``parts``, unless it is decided, and see to it that it is delivered. ``skipped``: a task
-        found it decided. OpenBatchError when it is decided and could not be delivered in time: to be called again."""
+        found it decided. ``seen`` is how many rows the batch has now. OpenBatchError when it is decided and could not
+        be delivered in time: to be called again."""
         ledger = self.ledger(options.ledger_topic)
         fold = await ledger.refresh(query, batch)
         rows = sum(map(len, parts))
-        if not fold.decided:
+        if fold.decided:
+            had = fold.entry.rows if fold.entry is not None else 0
+            if seen not in (None, had):
+                _log.error(
+                    "query %s, batch %d was decided with %d rows and has %d now, which are not written: its checkpoint "
+                    "was set back or has lost its end, or another write had this queryId, or the query gives other "
+                    "rows each time", query, batch, had, seen,
+                )  # fmt: skip
+        else:
             if skipped:
                 raise OpenBatchError(
                     f"query {query}, batch {batch}: a task found it in the ledger {options.ledger_topic!r}, and now it "

@@ -78,7 +78,8 @@ def _columns(schema: StructType, settings: SinkOptions) -> Columns:
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What one task has written. ``halves`` in mode exactlyOnce; ``skipped``: it found the batch in the ledger."""
+    """What one task has written. ``halves`` in mode exactlyOnce; ``skipped``: it found the batch in the ledger, and
+    ``rows`` is what it passed over."""
 
     query: str
     batch: int
@@ -113,8 +114,7 @@ class _Sink:
             return written
         if bridge.call(sink_work.decided, settings, query, batch, first):
             _log.info("query %s, batch %d is in the ledger: nothing is written", query, batch)
-            for _ in batches:  # a worker that leaves input unread is not used again
-                pass
+            written.rows = sum(each.num_rows for each in batches)  # as many as were decided on, or something is wrong
             written.skipped = True
             return written
         attempt = f"{written.partition}-{context.taskAttemptId()}-{Entropy().token(8).hex()}"
@@ -150,7 +150,8 @@ class _Sink:
             return
         parts = [each.halves for each in written if each.halves is not None]
         skipped = any(each.skipped for each in written)
-        bridge.call(sink_work.commit, self.settings, written[0].query, batch, parts, skipped)
+        rows = sum(each.rows for each in written)
+        bridge.call(sink_work.commit, self.settings, written[0].query, batch, parts, skipped, rows)
 
     @untraced
     def _abort(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:

@@ -40,9 +40,9 @@ async def decided(settings: SinkOptions, query: str, batch: int, first: bool) ->
     return (await sink.ledger(settings.ledger_topic).look(query, batch, first=first)).decided
 
 
-async def commit(settings: SinkOptions, query: str, batch: int, parts: list[Halves], skipped: bool) -> None:
+async def commit(settings: SinkOptions, query: str, batch: int, parts: list[Halves], skipped: bool, rows: int) -> None:
     """``HalfSink.commit`` of this process."""
-    await (await _half_sink(settings)).commit(query, batch, parts, skipped, settings)
+    await (await _half_sink(settings)).commit(query, batch, parts, skipped, settings, rows)
 
 
 async def abort(settings: SinkOptions, query: str, batch: int, parts: list[Halves]) -> None:

@@ -72,6 +72,19 @@ def test_a_replayed_batch_writes_nothing_and_the_next_goes_on(asking: str, topic
     assert values(asking, topic) == ["a", "b", "c", "d"]
 
 
+def test_a_batch_that_is_decided_and_has_other_rows_now_is_told(
+    asking: str, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A checkpoint that lost its last file is planned anew, to a later end: what lies in between is in no batch."""
+    query = stream(asking, topic)
+    query.run(0, ["a"], ["b"])
+    query.run(0, ["a", "b"], [])  # the same rows, otherwise cut
+    assert "was decided with" not in caplog.text
+    query.run(0, ["a", "b"], ["c"])
+    assert "batch 0 was decided with 2 rows and has 3 now, which are not written" in caplog.text
+    assert values(asking, topic) == ["a", "b"]
+
+
 def test_two_queries_share_a_ledger(asking: str, topic: str) -> None:
     one, two = stream(asking, topic), stream(asking, topic)
     two.query = "another"
