@@ -44,7 +44,10 @@ class DelayDelivery(DueDelivery[DelaySchedule]):
         schedule, store = self._schedule, self._store
         queue_id = level - 1
         room = MAX_IN_FLIGHT - schedule.in_flight
-        if room <= 0 or self._closed:
+        if self._closed:
+            return
+        if room <= 0:
+            schedule.put_by(level, self._clock.wall_ms())
             return
         schedule.skip_to(level, store.min_offset(SCHEDULE_TOPIC, queue_id))
         first = schedule.position(level)

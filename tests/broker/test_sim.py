@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aiorocket.broker import Broker
+from aiorocket.broker import Broker, due, schedule
 from aiorocket.broker.core.topics import Topic
 from aiorocket.broker.registration import Registration
 from aiorocket.config import BrokerConfig, NameServerConfig, RemotingConfig, StoreConfig
@@ -538,6 +538,38 @@ def test_delayed_messages_wait_for_room_on_a_full_disk() -> None:
         disk.capacity += 10_000_000
         await asyncio.sleep(5)
         assert await peer.drain() == [b"later"]
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_level_whose_messages_found_no_room_is_delivered_when_there_is(
+    restarted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many of the levels before it were due with them, at a start, or when they came."""
+    for module in due, schedule:
+        monkeypatch.setattr(module, "MAX_IN_FLIGHT", 2)
+
+    async def main(sim: Simulation) -> None:
+        env = sim.env()
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        await asyncio.gather(*[peer.send(properties="DELAY\x011\x02") for _ in range(5)])
+        if restarted:
+            await peer.send(properties="DELAY\x012\x02")
+            await host.run(broker.close())
+            await asyncio.sleep(60)
+            host, broker = await started(sim, env, config())
+        else:
+            assert broker.parts is not None
+            broker.parts.delivery._refused = True  # the store takes none of the first level
+            await asyncio.sleep(1)
+            assert broker.delays.in_flight == 2 and broker.delays.is_idle(2)
+            await peer.send(properties="DELAY\x012\x02")
+        await asyncio.sleep(60)
+        assert len(await peer.drain()) == 6
         await peer.close()
         await host.run(broker.close())
 

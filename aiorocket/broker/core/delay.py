@@ -122,6 +122,12 @@ class DelaySchedule:
         entry = self._levels[level - 1]
         entry.due = now_ms + min(1000, max(1, entry.delay_ms))
 
+    def put_by(self, level: int, now_ms: int) -> None:
+        """Nothing more may be in flight: what may have come to ``level`` is looked at when there is room."""
+        entry = self._levels[level - 1]
+        if entry.due is None:
+            entry.due = now_ms
+
     def stored(self, level: int, offset: int) -> None:
         """The message at ``offset`` is stored under its own topic (or can never be): progress may pass it."""
         self._levels[level - 1].in_flight.discard(offset)
