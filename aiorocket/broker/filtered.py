@@ -32,6 +32,6 @@ def read_filtered(
     found = store.read(topic, queue_id, offset, scan, scan_bytes)
     if found.status is not ReadStatus.FOUND:
         return found, accept.cost
-    data, taken, seen = accept.select(found.data, max_messages, max_bytes)
+    data, taken, seen, took = accept.select(found.data, max_messages, max_bytes, work)
     status = ReadStatus.FOUND if taken else ReadStatus.NO_MATCHED_MESSAGE
-    return ReadResult(status, (data,), offset + seen, found.min_offset, found.max_offset, taken), seen * accept.cost
+    return ReadResult(status, (data,), offset + seen, found.min_offset, found.max_offset, taken), took

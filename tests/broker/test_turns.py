@@ -991,11 +991,11 @@ def watch_filters(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What filters look at in each turn of the loop."""
     loop, select, turns = asyncio.get_running_loop(), RecordFilter.select, [0]
 
-    def watched(self: RecordFilter, data: bytes, most: int, size: int) -> Selected:
+    def watched(self: RecordFilter, data: bytes, most: int, size: int, work: int) -> Selected:
         selected = select(self, data, most, size)
         if not turns[-1]:
             loop.call_soon(turns.append, 0)
-        turns[-1] += selected.seen * self.cost
+        turns[-1] += selected.work
         return selected
 
     monkeypatch.setattr(RecordFilter, "select", watched)

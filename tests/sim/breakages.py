@@ -497,7 +497,7 @@ BREAKAGES: Final[dict[str, Breakage]] = {
         "self.process_queue.put(messages, size, next_offset + 1)", _filters,
     ),
     "a filter that takes what it does not want": Breakage(
-        "aiorocket.broker.core.record_filter:RecordFilter.select", "if matches(_properties(view)):", "if True:",
+        "aiorocket.broker.core.record_filter:RecordFilter.select", "if matches(_properties(raw)):", "if True:",
         _filters,
     ),
     "a filter that counts what it did not look at": Breakage(

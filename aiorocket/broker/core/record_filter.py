@@ -8,7 +8,6 @@ from aiorocket_protocol import ProtocolError, decode_properties, split_records
 
 if TYPE_CHECKING:
     from aiorocket.broker.core.sql92 import Expression
-    from aiorocket_protocol import RecordView
 
 __all__ = ("COMPILING", "FILTER_WORK", "SCAN", "RecordFilter", "Selected")
 
@@ -20,14 +19,18 @@ FILTER_WORK = 80_000
 COMPILING = 12
 #: Words of an expression that take as long as reading a message's properties, about.
 _PROPERTIES = 20
+#: Bytes of properties that cost as much as a word once more, each time that one is compared.
+_LONG = 1024
 
 
 class Selected(NamedTuple):
-    """``data`` is ``taken`` records back to back; ``seen`` records were decided, those that did not match included."""
+    """``data`` is ``taken`` records back to back; ``seen`` records were decided, those that did not match included, for
+    so much ``work``."""
 
     data: bytes
     taken: int
     seen: int
+    work: int
 
 
 class RecordFilter:
@@ -44,25 +47,31 @@ class RecordFilter:
     def __call__(self, tags_code: int) -> bool:
         return True
 
-    def select(self, data: bytes, max_messages: int, max_bytes: int) -> Selected:
+    def select(self, data: bytes, max_messages: int, max_bytes: int, work: int = FILTER_WORK) -> Selected:
         """What a pull may have of the stored records in ``data``: at most ``max_messages`` and ``max_bytes``, but at
-        least one message when any matches."""
+        least one message when any matches, of those that are decided for so much ``work``, of which one is at
+        least."""
         parts: list[bytes] = []
-        total = seen = 0
+        total = seen = done = 0
         matches = self.expression.matches
         for view in split_records(data):
-            if matches(_properties(view)):
+            raw = view.raw_properties
+            cost = self.cost * (1 + len(raw) // _LONG)
+            if seen and done + cost > work:
+                break
+            done += cost
+            if matches(_properties(raw)):
                 total += view.size
                 if parts and (len(parts) == max_messages or total > max_bytes):
                     break
                 parts.append(data[view.start : view.end])
             seen += 1
-        return Selected(b"".join(parts), len(parts), seen)
+        return Selected(b"".join(parts), len(parts), seen, done)
 
 
-def _properties(view: RecordView) -> dict[str, str]:
+def _properties(raw: bytes) -> dict[str, str]:
     """A property string that is not UTF-8 was stored as it came; it has no properties that could match."""
     try:
-        return decode_properties(view.raw_properties)
+        return decode_properties(raw)
     except ProtocolError:
         return {}

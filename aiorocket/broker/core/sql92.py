@@ -110,7 +110,7 @@ _TOKEN = re.compile(
     r"""
       (?P<skip>   [ \t\n\r\f]+ | --[^\n\r]* | /\*.*?\*/ )
     | (?P<float>  [0-9]+\.[0-9]*(?:e[+-]?[0-9]+)? | \.[0-9]+(?:e[+-]?[0-9]+)? | [0-9]+e[+-]?[0-9]+ )
-    | (?P<int>    0 | [1-9][0-9]*l? )
+    | (?P<int>    0(?![0-9]) | [1-9][0-9]*l? )
     | (?P<string> '(?:''|[^'])*' )
     | (?P<name>   [a-z_$][a-z0-9_$]* )
     | (?P<op>     <> | <= | >= | [=<>(),+-] )
@@ -139,6 +139,7 @@ def _tokens(text: str) -> list[_Token]:
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
+            at += text[at] == "0"  # a number by itself, behind which no digit may stand
             what = {"'": "a text without its closing '", "/": "a comment without its end"}.get(text[at])
             raise Sql92Error(what or f"unexpected character {text[at]!r}", at)
         kind, word = str(match.lastgroup), match.group()

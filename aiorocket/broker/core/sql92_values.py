@@ -184,7 +184,7 @@ def _double_key(value: Value) -> tuple[bool, float, float]:
 
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,4000}")
-_DOUBLE = re.compile(r"([+-]?(?:NaN|Infinity|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?))[fFdD]?")
+_DOUBLE = re.compile(r"([+-]?(?:NaN|Infinity|(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?))[fFdD]?")
 _SPACE = "".join(map(chr, range(0x21)))
 
 
