@@ -608,6 +608,16 @@ async def test_the_subscriptions_of_those_that_left_are_forgotten() -> None:
         assert server.consumers._weight == 0
 
 
+@pytest.mark.parametrize("more", [{"tags_set": frozenset({"x" * 5_000})}, {"expression_type": "x" * 5_000}])
+async def test_what_a_heartbeat_says_beside_an_expression_takes_memory_too(more: dict[str, Any]) -> None:
+    """900 KB of tags of other names than the expression's counted 302 bytes, for each group of a connection."""
+    wanted = SubscriptionData("t", "a", sub_version=1)._replace(**more)
+    body = [encode_body(HeartbeatData("c", [], [ConsumerData(f"g{n}", subscriptions=[wanted])]), 0) for n in range(9)]
+    async with broker(groups=99, groups_per_connection=99, members=99) as (server, peer):
+        assert "filter_memory=20000" in await refused(peer, 9, lambda n: (34, None, body[n]))
+        assert len(list(server.consumers)) == 1
+
+
 def test_a_header_is_bounded_before_it_is_read() -> None:
     frame = (MAX_HEADER + 5).to_bytes(4, "big") + (MAX_HEADER + 1).to_bytes(4, "big")
     with pytest.raises(ProtocolError, match=f"at most {MAX_HEADER} are allowed"):

@@ -377,10 +377,12 @@ def differences(groups: Iterable[ConsumerGroup[C]]) -> Iterator[tuple[str, str]]
 
 
 def weight_of(data: SubscriptionData) -> int:
-    """Bytes, about, that a subscription takes here: its text, a set of tags, or a compiled expression (200 to 300 for a
-    name, constant or operator: 60 of a character in usual ones, 120 in those of short words)."""
-    size = len(data.sub_string)
-    return 300 + 2 * size + (150 * len(data.code_set) if is_tag_type(data.expression_type) else 80 * size)
+    """Bytes, about, that a subscription takes here: its text, a set of tags, which need not be those of the text, or a
+    compiled expression (200 to 300 for a name, constant or operator: 60 of a character in usual ones, 120 in those of
+    short words)."""
+    size = max(len(data.sub_string), sum(map(len, data.tags_set))) + len(data.expression_type or "")
+    compiled = 0 if is_tag_type(data.expression_type) else 80 * len(data.sub_string)
+    return 300 + 2 * size + 150 * len(data.code_set) + compiled
 
 
 def filter_refusal(expression: str | None, limits: Limits) -> Refusal | None:
