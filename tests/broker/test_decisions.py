@@ -53,6 +53,21 @@ def test_send_checks(change: dict[str, Any], code: int) -> None:
     assert isinstance(refused, Refusal) and refused.code == code
 
 
+@pytest.mark.parametrize("prefix", ["%RETRY%", "%DLQ%"])
+def test_topics_of_groups_that_nobody_has_count_for_their_limit(prefix: str) -> None:
+    table = TopicTable(broker="b", cluster="C", auto_create=False, default_queues=8, most=30)
+    configs = GroupConfigs(16, most=2)
+    configs.ensure("g")
+    codes = [
+        answer.code if isinstance(answer := admit(table, configs, FACTS._replace(topic=f"{prefix}{n}")), Refusal) else 0
+        for n in range(50)
+    ]
+    assert set(codes) == {0, 2} and len(table) <= 30
+    for n in range(30):
+        table.put(Topic(f"more-{n}", 1, 1))
+    assert isinstance(admit(table, configs, FACTS._replace(topic=f"{prefix}g")), Admitted)  # two for each group
+
+
 def test_an_open_queue_is_drawn_from_the_write_queues() -> None:
     table = topics()
     table.put(Topic("T", 8, 4))

@@ -9,12 +9,13 @@ from collections.abc import Callable, Container, Iterable
 from typing import NamedTuple
 
 from aiorocket.broker.core.group_configs import GroupConfigs
-from aiorocket.broker.core.names import Refusal, is_forbidden
+from aiorocket.broker.core.names import Refusal, is_forbidden, is_topic_name
 from aiorocket.broker.core.retry_policy import for_retry_send
 from aiorocket.broker.core.timers import TIMER_PROPERTIES
 from aiorocket.broker.core.topics import Topic, TopicTable
 from aiorocket_protocol import (
     DEFAULT_REGION,
+    DLQ_PREFIX,
     PERM_WRITE,
     PROPERTY_CLUSTER,
     PROPERTY_DELAY,
@@ -92,7 +93,16 @@ def admit(
         return Refusal(ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden.")
     topic = topics.get(name)
     if topic is None:
-        made = topics.create_on_send(name, facts.default_topic, facts.default_queues, unit_mode=facts.unit_mode)
+        of_group = False
+        if name.startswith(RETRY_PREFIX) and is_topic_name(name):
+            if isinstance(config := configs.ensure(name.removeprefix(RETRY_PREFIX)), Refusal):
+                return config
+            of_group = True
+        elif name.startswith(DLQ_PREFIX):
+            of_group = configs.get(name.removeprefix(DLQ_PREFIX)) is not None
+        made = topics.create_on_send(
+            name, facts.default_topic, facts.default_queues, unit_mode=facts.unit_mode, of_group=of_group
+        )
         if isinstance(made, Refusal):
             return made
         topic = made

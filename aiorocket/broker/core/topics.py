@@ -244,9 +244,12 @@ class TopicTable:
             )
         return True in [self.put(topic) for topic in topics] if refusal is None else refusal
 
-    def create_on_send(self, name: str, default_topic: str, queues: int, *, unit_mode: bool = False) -> Topic | Refusal:
+    def create_on_send(
+        self, name: str, default_topic: str, queues: int, *, unit_mode: bool = False, of_group: bool = False
+    ) -> Topic | Refusal:
         """The topic for a send to an unknown name: from its template, or as a retry topic, or refused with
-        TOPIC_NOT_EXIST. What a sender in unit mode makes is marked as its unit's, or a retry topic as units'."""
+        TOPIC_NOT_EXIST. What a sender in unit mode makes is marked as its unit's, or a retry topic as units'.
+        ``of_group``: the retries or dead letters of one that there is."""
         if not is_topic_name(name):
             return Refusal(ResponseCode.INVALID_PARAMETER, topic_name_remark(name))
         if is_forbidden(name):
@@ -265,6 +268,8 @@ class TopicTable:
             if (refusal := self._no_queues(topic)) is not None:
                 return refusal
         elif name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+            if not of_group and (refusal := self._full(name)) is not None:
+                return refusal
             topic = Topic(name, 1, 1, sys_flag=sys_flag)
         else:
             why = (
