@@ -141,7 +141,7 @@ class Broker:
         started.push_async_callback(self._tasks.close)
         started.push_async_callback(self.server.close)
         if (accounts := self._security.accounts) is not None:
-            started.enter_context(accounts.telling(parts.pulls.ask_again, parts.pops.ask_again))
+            started.enter_context(accounts.telling(*[one.ask_again for one in (parts.pulls, parts.pops, parts.rates)]))
         if config.port:
             # The store first: whoever reaches the port is served at once.
             await self.server.start(config.host, config.port)

@@ -34,6 +34,7 @@ from aiorocket_protocol import (
     RequestCode,
     decode_plain,
     encode_body,
+    encode_configuration,
     encode_properties,
     offset_msg_id,
 )
@@ -311,9 +312,11 @@ async def test_users_by_command_are_kept_and_never_shown_with_their_secret(guard
                 await broker.close()
 
 
+@pytest.mark.parametrize("rated", [False, True])
 @pytest.mark.parametrize("code", [11, 200050])
-async def test_who_is_deleted_while_waiting_gets_nothing_any_more(guarded: Guarded, code: int) -> None:
-    """The request was judged when it came, up to half a minute ago; who may still ask does so again."""
+async def test_who_is_deleted_while_waiting_gets_nothing_any_more(guarded: Guarded, code: int, rated: bool) -> None:
+    """The request was judged when it came, up to half a minute ago; who may still ask does so again. It waits for
+    messages, or for its turn in its group's rate."""
     ask = {
         11: {"consumerGroup": "made", "topic": "orders", "queueId": "0", "queueOffset": "0", "maxMsgNums": "32",
              "sysFlag": "6", "subscription": "*", "commitOffset": "0", "suspendTimeoutMillis": "30000",
@@ -336,9 +339,13 @@ async def test_who_is_deleted_while_waiting_gets_nothing_any_more(guarded: Guard
     beat = RemotingCommand.request(34, body=encode_body(HeartbeatData("an id", [], [member]), 0))
     try:
         assert (await client.request(broker, beat, 30)).code == 0
+        if rated:
+            limit = encode_configuration({"groupMessageRate": "1"})
+            assert (await asked(broker, RemotingCommand.request(25, body=limit), "ops")).code == 0
+            parts.rates._messages.spend("made", 1000, asyncio.get_running_loop().time())
         waiting = asyncio.ensure_future(client.request(broker, RemotingCommand.request(code, ext=ask), 30))
         async with asyncio.timeout(30):
-            while not parts.pulls.polls.count + parts.pops.polls.count:
+            while not parts.pulls.polls.count + parts.pops.polls.count + parts.rates.held.count:
                 assert not waiting.done(), waiting.result()
                 await asyncio.sleep(0)
         assert (await guarded.ask("ops", 3001, {"username": "x"}, {"password": "x-s3cret"})).code == 0
@@ -346,7 +353,7 @@ async def test_who_is_deleted_while_waiting_gets_nothing_any_more(guarded: Guard
         assert (await guarded.ask("ops", 3003, {"username": "made"})).code == 0
         async with asyncio.timeout(10):
             answer = await waiting
-        assert answer.code in (19, 210) and not answer.body  # nothing new
+        assert answer.code in (20 if rated else 19, 210) and not answer.body  # nothing new
         assert (await client.request(broker, RemotingCommand.request(code, ext=ask), 30)).code == NO_PERMISSION
     finally:
         await client.close()

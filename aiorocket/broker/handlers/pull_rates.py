@@ -125,6 +125,11 @@ class PullRates:
         """A connection ended."""
         return self.held.lost(connection)
 
+    def ask_again(self) -> None:
+        """End the holds of all that wait: who may pull or pop is judged when they come anew."""
+        self.held.end()
+        self._driver.update()
+
     async def close(self) -> None:
         """Answer all that wait with "nothing", some in each turn: the server reads no more, and is about to close and
         waits for answers."""
