@@ -23,7 +23,13 @@ from aiorocket.model import SendReceipt
 from aiorocket.storage.snapshots import Snapshot
 from aiorocket.storage.written import WrittenLog
 from aiorocket.testing import SimCluster, Simulation, simulate
-from aiorocket_protocol import DeleteTopicRequestHeader, RemotingCommand, SendMessageResponseHeader, encode_batch
+from aiorocket_protocol import (
+    DeleteTopicRequestHeader,
+    RecallMessageRequestHeader,
+    RemotingCommand,
+    SendMessageResponseHeader,
+    encode_batch,
+)
 from tests.broker.peer import Peer, send_header
 from tests.broker.test_sim import SMALL, SimPeer, config, kill, started
 
@@ -548,6 +554,43 @@ def test_a_timer_that_is_due_when_it_is_sent_again_is_stored_once(restarted: boo
         await host.run(broker.close())
 
     simulate(main)
+
+
+def test_a_recall_by_the_answer_of_a_repetition_holds() -> None:
+    """The message is due when its first attempt said, not so many seconds after the second."""
+
+    async def main(sim: Simulation) -> None:
+        env = sim.env(disk=sim.disk())
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        timer = "UNIQ_KEY\x01timer\x02TIMER_DELAY_MS\x0110000\x02"
+
+        async def handle() -> str | None:
+            return (await send(peer, "timer", properties=timer)).read(SendMessageResponseHeader).recall_handle
+
+        first = await handle()
+        await asyncio.sleep(3)
+        again = await handle()
+        assert again is not None and again == first
+        assert (await peer.call(370, RecallMessageRequestHeader("T", again, "p"))).code == 0
+        await asyncio.sleep(20)
+        assert await peer.drain() == [] and await handle() == first
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"properties": "k\x01v\x02"}, {"queue_id": -1}, {"properties": "UNIQ_KEY\x01u\x02TRAN_MSG\x01true\x02"}],
+)
+async def test_what_would_be_stored_twice_is_refused(broker: Broker, peer: Peer, changes: dict[str, Any]) -> None:
+    await peer.send(b"the topic is there")
+    header = send_header(**{"properties": "UNIQ_KEY\x01u\x02", **changes})
+    answer = await peer.call(310, header, b"x", _once="broker-a")
+    assert answer.code == 13 and "once only" in (answer.remark or "")
+    assert broker.store.max_offset("T", 0) == 1 and not broker.transactions
 
 
 def test_a_delayed_message_is_known_behind_many_of_others() -> None:

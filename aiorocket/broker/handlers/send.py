@@ -28,7 +28,7 @@ from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.timers import TIMER_PROPERTIES, due_of, wait_code
 from aiorocket.broker.core.transactions import is_transactional
 from aiorocket.broker.repetitions import Repetitions
-from aiorocket.errors import StoreError
+from aiorocket.errors import RocketError, StoreError
 from aiorocket.remoting.awaited import shed
 from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket_protocol import (
@@ -41,6 +41,7 @@ from aiorocket_protocol import (
     PROPERTY_MSG_REGION,
     PROPERTY_POP_CK,
     PROPERTY_TAGS,
+    PROPERTY_TIMER_OUT_MS,
     PROPERTY_TIMER_ROLL_TIMES,
     PROPERTY_TRACE_ON,
     PROPERTY_TRAN_MSG,
@@ -54,6 +55,7 @@ from aiorocket_protocol import (
     BatchItem,
     ProtocolError,
     RecallHandle,
+    RecordView,
     RemotingCommand,
     RequestCode,
     ResponseCode,
@@ -218,7 +220,7 @@ class SendHandlers:
         unique = property_value(properties, PROPERTY_UNIQ_KEY) if _UNIQ_KEY in properties else None
         if properties and properties[-1] != "\x02":
             properties += "\x02"
-        if unique is None:
+        if unasked := unique is None:
             unique = self._unique.next(self._clock.wall_ms())
             properties += f"{_UNIQ_KEY}{unique}\x02"
         prefix = self._id_prefix
@@ -253,12 +255,24 @@ class SendHandlers:
         if command.ext is not None:  # as rarely as it is, it costs a plain send no call
             shed(command)
         if once:
+            if unasked or header.queue_id < 0:  # the next attempt would have another id, or go to another queue
+                why = f"to be sent once only (field {EXT_ONCE}) a message needs a UNIQ_KEY and a queue"
+                connection.reply(command, refuse(Refusal(ResponseCode.MESSAGE_ILLEGAL, why)))
+                return
             elsewhere = None
             if topic == TIMER_TOPIC:
                 elsewhere = header.topic, told_queue
             elif TIMER_PREFIX in properties:
                 elsewhere = TIMER_TOPIC, 0
-            first = self._once.begin(topic, queue_id, unique, began, body, header.sys_flag, done, elsewhere)
+            tell: PutDone = done
+            if due:
+
+                def tell(result: PutResult) -> None:
+                    nonlocal recall
+                    recall = self._recall_handle(header.topic, unique, result)
+                    done(result)
+
+            first = self._once.begin(topic, queue_id, unique, began, body, header.sys_flag, tell, elsewhere)
             if first is None:
                 return
             if isinstance(first, Refusal):
@@ -287,6 +301,17 @@ class SendHandlers:
             return
         if once:
             self._once.failed(topic, queue_id, unique)
+
+    def _recall_handle(self, topic: str, unique: str, result: PutResult) -> str | None:
+        """What recalls the message as it is stored: an earlier attempt of it may be due at another time."""
+        try:
+            data = self._store.read_record(result.physical_offset) if result.status is _OK else None
+            values = {} if data is None else RecordView(data, 0, len(data)).properties
+        except (RocketError, ProtocolError, OSError):
+            return None
+        if values.get(PROPERTY_UNIQ_KEY) != unique or PROPERTY_TIMER_OUT_MS not in values:
+            return None
+        return str(RecallHandle(topic, self._name, int(values[PROPERTY_TIMER_OUT_MS]), unique))
 
     def admit(self, command: RemotingCommand, header: SendHeader) -> Admitted | Refusal:
         """Where the message goes, with every check; may make its topic."""
@@ -335,6 +360,9 @@ class SendHandlers:
         for name in (PROPERTY_CLUSTER, PROPERTY_MSG_REGION, PROPERTY_TRACE_ON, PROPERTY_POP_CK):
             values.pop(name, None)
         if transactional:
+            if command.ext_value(EXT_ONCE) is not None:
+                why = f"a half message cannot be sent once only (field {EXT_ONCE})"
+                return refuse(Refusal(ResponseCode.MESSAGE_ILLEGAL, why))
             values.setdefault(PROPERTY_UNIQ_KEY, self._unique.next(self._clock.wall_ms()))
             return self._store_half(connection, command, header, topic.name, queue_id, values)
         tag = values.get(PROPERTY_TAGS)
