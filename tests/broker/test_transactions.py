@@ -19,7 +19,7 @@ from aiorocket.broker.core.transactions import (
     immunity,
     is_transactional,
 )
-from aiorocket.config import BrokerConfig, RemotingConfig, StoreConfig
+from aiorocket.config import BrokerConfig, Limits, RemotingConfig, StoreConfig
 from aiorocket.remoting import RemotingClient
 from aiorocket.remoting.connection import Connection
 from aiorocket.remoting.processors import ProcessorTable
@@ -338,6 +338,22 @@ async def test_a_transaction_that_was_given_up_begins_anew() -> None:
         assert (await peer.call(37, EndTransactionRequestHeader("shop", *place, COMMIT, "K1", True))).code == 0
         (paid,) = await stored(peer, "T", 2)
         assert paid.body == b"paid" and paid.properties["mine"] == "1" and len(broker.transactions) == 0
+        await peer.close()
+
+
+async def test_what_begins_anew_counts_for_the_limit_of_transactions() -> None:
+    changes = {"transaction_timeout": 0.05, "transaction_check_interval": 0.05, "transaction_check_max": 1}
+    async with running(limits=Limits(transactions=2), **changes) as broker:
+        peer = await Peer.connect(broker.port)
+        await half(peer)
+        async with asyncio.timeout(30):
+            while not (found := records(await peer.pull(TOO_OFTEN, 0))):
+                await asyncio.sleep(0.01)
+        broker.transactions.timeout = 60  # those from here on stay
+        resumed = ResumeCheckHalfMessageRequestHeader(msg_id=found[0].offset_msg_id)
+        assert [(await peer.call(323, resumed)).code for _ in range(2)] == [0, 0]
+        answer = await peer.call(323, resumed)
+        assert answer.code == 2 and "transactions=2" in (answer.remark or "") and len(broker.transactions) == 2
         await peer.close()
 
 

@@ -23,6 +23,7 @@ from aiorocket_protocol import (
     MAX_CHECKS_TOPIC,
     PROPERTY_DELAY,
     PROPERTY_PGROUP,
+    PROPERTY_REAL_TOPIC,
     PROPERTY_TAGS,
     PROPERTY_TRAN_PREPARED_QUEUE_OFFSET,
     PROPERTY_TRANSACTION_CHECK_TIMES,
@@ -89,9 +90,8 @@ class TransactionHandlers:
                 ResponseCode.NO_PERMISSION,
                 f"the broker[{self._config.name}] sending transaction message is forbidden (reject_transactions)",
             )
-        most = self._config.limits.transactions
-        if len(self._checks.table) >= most:
-            return refuse(full("transactions", most, f"a transaction of topic {topic}"))
+        if (too_many := self._full(topic)) is not None:
+            return refuse(too_many)
         # A delay is dropped, as Java's producer does; what names an earlier check is the broker's own.
         for name in (PROPERTY_DELAY, PROPERTY_TRANSACTION_CHECK_TIMES, PROPERTY_TRAN_PREPARED_QUEUE_OFFSET):
             values.pop(name, None)
@@ -197,8 +197,10 @@ class TransactionHandlers:
         view = None if data is None else RecordView(data, 0, len(data))
         if view is None or view.topic != MAX_CHECKS_TOPIC:
             return _refused(ResponseCode.SYSTEM_ERROR, f"msgId {text}: no message of {MAX_CHECKS_TOPIC}")
-        shed(command)
         values = dict(view.properties)
+        if (too_many := self._full(values.get(PROPERTY_REAL_TOPIC, ""))) is not None:
+            return refuse(too_many)
+        shed(command)
         for name in (PROPERTY_TRANSACTION_CHECK_TIMES, PROPERTY_TRAN_PREPARED_QUEUE_OFFSET):
             values.pop(name, None)
 
@@ -214,6 +216,13 @@ class TransactionHandlers:
         except StoreError as error:
             return refuse(store_refusal(error))
         return None
+
+    def _full(self, topic: str) -> Refusal | None:
+        """Why no more transactions may be open."""
+        most = self._config.limits.transactions
+        if len(self._checks.table) < most:
+            return None
+        return full("transactions", most, f"a transaction of topic {topic}")
 
     def _check(self, header: EndTransactionRequestHeader, view: RecordView) -> Refusal | None:
         """May this producer end this half message now? The checks are RocketMQ's, in its order."""
