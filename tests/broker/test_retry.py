@@ -7,7 +7,7 @@ import json
 import pytest
 
 from aiorocket.broker import Broker
-from aiorocket_protocol import KVTable, ProtocolError, decode_body, encode_batch
+from aiorocket_protocol import KVTable, ProtocolError, decode_body, encode_batch, tags_code
 from tests.broker.peer import Peer, records, running, send_header
 
 
@@ -98,6 +98,26 @@ async def test_a_message_whose_properties_are_no_utf_8_can_be_sent_back_too(peer
     assert (await peer.send_back(first.physical_offset, -1)).code == 0
     (dead,) = records(await peer.pull("%DLQ%g"))
     assert dead.properties["RETRY_TOPIC"] == "T"
+
+
+LONG = b"UNIQ_KEY\x01K\x02TAGS\x01%b\x02long\x01%b\x02short\x01z\x02"
+
+
+@pytest.mark.parametrize("text", [LONG % (b"A", b"y" * 32_700), LONG % (b"t" * 32_700, b"y")])
+async def test_a_message_whose_properties_leave_no_room_can_become_a_dead_letter(
+    broker: Broker, peer: Peer, text: bytes
+) -> None:
+    """It was refused for ever. A retry is still: its consumer tries it itself, with all that it has."""
+    assert (await peer.call(320, send_header(batch=True), encode_batch([(b"x", 0, text)]))).code == 0
+    (first,) = records(await peer.pull())
+    answer = await peer.send_back(first.physical_offset, 1)
+    assert answer.code == 1 and "can be stored" in (answer.remark or "")
+    assert (await peer.send_back(first.physical_offset, -1)).code == 0
+    (dead,) = records(await peer.pull("%DLQ%g"))
+    assert (dead.body, dead.msg_id, dead.properties["short"]) == (b"x", "K", "z")
+    assert dead.properties["RETRY_TOPIC"] == "T" and ("long" in dead.properties) != ("TAGS" in dead.properties)
+    ((_, _, code),) = broker.store.entries("%DLQ%g", 0, 0, 1)
+    assert code == (tags_code("A") if "TAGS" in dead.properties else 0)
 
 
 async def test_a_group_that_wants_no_retries_gets_none(peer: Peer) -> None:

@@ -26,7 +26,6 @@ from aiorocket_protocol import (
     PROPERTY_DLQ_REASON,
     PROPERTY_ORIGIN_MESSAGE_ID,
     PROPERTY_RETRY_TOPIC,
-    PROPERTY_TAGS,
     PROPERTY_UNIQ_KEY,
     PROPERTY_WAIT,
     SCHEDULE_TOPIC,
@@ -39,8 +38,8 @@ from aiorocket_protocol import (
     encode_properties,
     reason_text,
     retry_topic,
-    tags_code,
 )
+from aiorocket_protocol.limits import MAX_PROPERTIES
 
 if TYPE_CHECKING:
     from aiorocket.remoting.connection import Connection
@@ -116,19 +115,19 @@ class SendBackHandler:
         properties.setdefault(PROPERTY_ORIGIN_MESSAGE_ID, view.offset_msg_id)
         properties[PROPERTY_WAIT] = "false"
         properties[PROPERTY_DELAY] = "0"  # what a dead letter is left with
-        if dead:
-            properties.update(_reason(command))
         name = topic.name
         queue_id = self._entropy.randrange(max(1, topic.write_queues))
-        tag = properties.get(PROPERTY_TAGS)
-        code = tags_code(tag) if tag else 0
-        if where.delay_level > 0:
+        code = None  # of its tag
+        if dead:
+            text = _dead_letter(properties, command)
+        else:
             level = self._delays.clamp(where.delay_level)
             for timer in TIMER_PROPERTIES:
                 properties.pop(timer, None)
             now, newest = self._clock.wall_ms(), self._store.timestamp
             code = self._delays.put_off(properties, level, name, queue_id, now, newest)
             name, queue_id = SCHEDULE_TOPIC, level - 1
+            text = encode_properties(properties)
 
         event = SendBack(
             group=config.name,
@@ -138,7 +137,7 @@ class SendBackHandler:
             message_id=properties.get(PROPERTY_UNIQ_KEY) or view.offset_msg_id,
             origin_message_id=properties[PROPERTY_ORIGIN_MESSAGE_ID],
             reconsume_times=view.reconsume_times + 1,
-            delay_level=0 if name != SCHEDULE_TOPIC else queue_id + 1,
+            delay_level=0 if dead else queue_id + 1,
             dead=dead,
         )
 
@@ -154,7 +153,7 @@ class SendBackHandler:
                 view,
                 name,
                 queue_id,
-                _fitting(properties),
+                text,
                 code,
                 sys_flag=view.sys_flag & ~NOT_COPIED,
                 reconsume_times=view.reconsume_times + 1,
@@ -182,15 +181,26 @@ class SendBackHandler:
                 _log.exception("send-back hook %r failed", hook)
 
 
-def _reason(command: RemotingCommand) -> dict[str, str]:
-    """What the consumer says of why it gave up."""
+def _dead_letter(properties: dict[str, str], command: RemotingCommand) -> bytes:
+    """The properties of a dead letter: without what its consumer says of why it gave up when its own leave no room for
+    that, and without the longest of these when they are too many by themselves."""
     said = {name: reason_text(command.ext_value(name) or "") for name in _REASON}
-    return {name: text for name, text in said.items() if text}
-
-
-def _fitting(properties: dict[str, str]) -> bytes:
-    """Without the reason when the message's own properties leave no room for it."""
     try:
-        return encode_properties(properties)
+        return encode_properties(properties | {name: text for name, text in said.items() if text})
     except ProtocolError:
-        return encode_properties({name: value for name, value in properties.items() if name not in _REASON})
+        _make_room(properties)
+        return encode_properties(properties)
+
+
+def _make_room(properties: dict[str, str]) -> None:
+    """Drop the longest while they are more than can be stored: better than a message that nobody takes, in front of
+    its queue for ever."""
+    sizes = {name: len(f"{name}{value}".encode()) + 2 for name, value in properties.items()}
+    over = sum(sizes.values()) - MAX_PROPERTIES
+    kept = {PROPERTY_RETRY_TOPIC, PROPERTY_ORIGIN_MESSAGE_ID}
+    for name in sorted(sizes.keys() - kept, key=lambda name: -sizes[name]):
+        if over <= 0:
+            return
+        _log.warning("a dead letter goes without its property %.100s: there is no room for so many", name)
+        del properties[name]
+        over -= sizes[name]
