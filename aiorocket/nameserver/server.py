@@ -246,11 +246,11 @@ class NameServer:
         return RemotingCommand.response()
 
     def _query_data_version(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        header = command.read(QueryDataVersionRequestHeader)
+        header, now = command.read(QueryDataVersionRequestHeader), asyncio.get_running_loop().time()
         asked = DataVersion(0, 0)
         if command.body:
             asked = decode_body(DataVersion, command.body, command.serialize_type, lenient=MAX_LENIENT)
-        known = self.routes.renew(header.broker_name, header.broker_id, asked, asyncio.get_running_loop().time())
+        known = self.routes.renew(*header, asked, now)
         self._rearm()
         response = RemotingCommand.response(header=QueryDataVersionResponseHeader(changed=known != asked))
         if known is not None:
@@ -258,8 +258,8 @@ class NameServer:
         return response
 
     def _broker_heartbeat(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
-        header = command.read(BrokerHeartbeatRequestHeader)
-        self.routes.touch(header.broker_name, header.broker_id or 0, asyncio.get_running_loop().time())
+        header, now = command.read(BrokerHeartbeatRequestHeader), asyncio.get_running_loop().time()
+        self.routes.touch(header.broker_name, header.broker_addr, header.cluster_name, header.broker_id or 0, now)
         self._rearm()
         return RemotingCommand.response()
 

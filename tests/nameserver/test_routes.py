@@ -73,7 +73,7 @@ def test_a_broker_that_does_not_register_in_time_is_dropped_at_its_deadline() ->
     assert table.expire(39.9) == []
     assert table.expire(40) == ["10.0.0.2:1"]
     assert table.next_deadline() == 120
-    table.touch("a", 0, 100)
+    table.touch("a", "10.0.0.1:10911", "C", 0, 100)
     assert table.next_deadline() == 220
     assert table.expire(220) == ["10.0.0.1:10911"]
     assert table.next_deadline() is None and table.topics() == []
@@ -99,9 +99,20 @@ def test_an_unchanged_version_renews_the_lease_without_touching_permissions() ->
     whole(table.setting_writable("a", True))
     route = table.topic_route("T")
     assert route is not None and route.queue_datas[0].perm == 6
-    assert table.renew("a", 0, DataVersion(1, 1), 90) == DataVersion(1, 1)
+    here = "10.0.0.1:10911", "C"
+    assert table.renew("a", *here, 0, DataVersion(1, 1), 90) == DataVersion(1, 1)
     assert table.next_deadline() == 210
-    assert table.renew("nobody", 0, DataVersion(1, 1), 90) is None
+    assert table.renew("nobody", *here, 0, DataVersion(1, 1), 90) is None
+
+
+@pytest.mark.parametrize("other", [("10.0.0.1:10911", "D"), ("10.0.0.9:10911", "C")])
+def test_who_does_not_hold_a_name_renews_nothing_and_learns_nothing(other: tuple[str, str]) -> None:
+    """Its right was judged by the cluster that it says."""
+    table = RouteInfo(120)
+    table.register(registration(), connection=1, now=0)
+    assert table.renew("a", *other, 0, DataVersion(1, 1), 90) is None
+    table.touch("a", *other, 0, 90)
+    assert table.next_deadline() == 120
 
 
 def test_a_topic_that_is_not_known_is_taken_of_an_unchanged_version_too() -> None:
@@ -170,14 +181,14 @@ def test_many_topics_are_kept_in_turns() -> None:
     work = table.registering(many, connection=1, now=0)
     turns = [next(work) for _ in range(4)]
     assert len(turns) == 4 and 0 < len(table.topics()) < 3 * A_TURN
-    assert table.renew("a", 0, DataVersion(1, 1), 0) is None  # not before all are there
+    assert table.renew("a", "h:1", "C", 0, DataVersion(1, 1), 0) is None  # not before all are there
     assert table.lost(1) == ["h:1"] and list(work) == []
     while table.forget():
         pass
     assert table.topics() == [] and table._count == 0
     assert table.register(many, connection=2, now=0) is None
     assert len(table.topics()) == table._count == 3 * A_TURN
-    assert table.renew("a", 0, DataVersion(1, 1), 0) == DataVersion(1, 1)
+    assert table.renew("a", "h:1", "C", 0, DataVersion(1, 1), 0) == DataVersion(1, 1)
     assert len(list(table.flagged(1))) >= 3
 
 

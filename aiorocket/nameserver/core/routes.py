@@ -147,19 +147,22 @@ class RouteInfo:
             return f"a name of {longest} characters in a registration: at most {LONGEST_NAME} are kept"
         return None
 
-    def renew(self, name: str, broker_id: int, version: DataVersion, now: float) -> DataVersion | None:
-        """QUERY_DATA_VERSION: the version known here (None for an unknown broker); an equal one renews the lease."""
+    def renew(
+        self, name: str, address: str, cluster: str, broker_id: int, version: DataVersion, now: float
+    ) -> DataVersion | None:
+        """QUERY_DATA_VERSION: the version known here (None for an unknown broker, or one that does not hold the name);
+        an equal one renews the lease."""
         known = self._known(name, broker_id)
-        if known is None:
+        if known is None or (known.address, known.cluster) != (address, cluster):
             return None
         if known.version == version:
             known.seen = now
         return known.version
 
-    def touch(self, name: str, broker_id: int, now: float) -> None:
-        """BROKER_HEARTBEAT renews the lease and nothing else."""
+    def touch(self, name: str, address: str, cluster: str, broker_id: int, now: float) -> None:
+        """BROKER_HEARTBEAT renews the lease of the broker that holds the name, and nothing else."""
         known = self._known(name, broker_id)
-        if known is not None:
+        if known is not None and (known.address, known.cluster) == (address, cluster):
             known.seen = now
 
     def unregister(self, name: str, broker_id: int, address: str, cluster: str) -> bool:
