@@ -55,6 +55,17 @@ async def answer(peer: Peer, command: RemotingCommand, code: int = 0) -> None:
     await peer.writer.drain()
 
 
+@pytest.mark.parametrize("code", [324, 325])
+async def test_a_reply_makes_no_topic_of_replies(broker: Broker, peer: Peer, code: int) -> None:
+    """Any user may reply, and made topics up to the broker's limit."""
+    topics = len(broker.topics)
+    header = reply_header(topic="other_REPLY_TOPIC")
+    if code == 324:
+        header = SendMessageRequestHeader("p", header.topic, "TBW102", 4, 0, 0, 1, 0, header.properties)
+    refused = await peer.call(code, header, b"42")
+    assert refused.code == 17 and "other_REPLY_TOPIC" in (refused.remark or "") and len(broker.topics) == topics
+
+
 async def test_a_reply_reaches_who_asked(broker: Broker, peer: Peer) -> None:
     waiting = await asker(broker)
     await peer.ask(325, reply_header(), b"42")

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from aiorocket.broker.answers import refuse
+from aiorocket.broker.answers import refuse, unknown_topic
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.send_checks import Admitted, SendHeader, added_properties, check_sizes
 from aiorocket.broker.core.tables import Tables
@@ -26,6 +26,7 @@ from aiorocket_protocol import (
     PROPERTY_PUSH_REPLY_TIME,
     PROPERTY_REPLY_TO_CLIENT,
     PROPERTY_TAGS,
+    REPLY_SUFFIX,
     SYS_FLAG_TRANSACTION_MASK,
     ProtocolError,
     RemotingCommand,
@@ -93,6 +94,7 @@ class ReplyHandlers:
         self._clock = env.clock
         self._config = config
         self._producers: GroupTable[Connection] = tables.producers
+        self._topics = tables.topics
         self._store = store
         self._address = address
         self._admit = admit
@@ -113,6 +115,9 @@ class ReplyHandlers:
         return self._reply(connection, command, command.read(SendMessageRequestHeaderV2))
 
     def _reply(self, connection: Connection, command: RemotingCommand, header: SendHeader) -> RemotingCommand | None:
+        # It needs no right to reply to one of these, so a reply makes none: their clusters' brokers have them.
+        if header.topic.endswith(REPLY_SUFFIX) and header.topic not in self._topics:
+            return refuse(unknown_topic(header.topic))
         admitted = self._admit(command, header)
         if isinstance(admitted, Refusal):
             return refuse(admitted)
