@@ -14,6 +14,7 @@ from aiorocket_protocol import (
     RegisterBrokerRequestHeader,
     RemotingCommand,
 )
+from aiorocket_protocol.forms import check_unicode
 from aiorocket_protocol.limits import INT32_MAX
 
 __all__ = ("A_TURN", "reported")
@@ -26,7 +27,8 @@ async def reported(
     command: RemotingCommand, header: RegisterBrokerRequestHeader, most: int
 ) -> tuple[DataVersion, dict[str, QueueData] | None]:
     """The version of its table, and the topics; None when it only renews its lease. Of more than ``most`` topics one
-    more is read. ProtocolError for a wrong checksum or table."""
+    more is read. ProtocolError for a wrong checksum or table, and for names that no route could tell to anybody."""
+    check_unicode(header.broker_name, header.broker_addr, header.cluster_name, where="broker")
     # RocketMQ's checksums leave out the highest bit.
     if header.body_crc32 and (crc32(command.body) ^ header.body_crc32) & INT32_MAX:
         raise ProtocolError("crc32 not match", where="body")

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 
-__all__ = ("flag", "name", "number", "text")
+from aiorocket_protocol.errors import ProtocolError
+
+__all__ = ("check_unicode", "flag", "name", "number", "text")
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}(?:\.[0-9]*)?", re.ASCII)
@@ -48,6 +50,15 @@ def flag(value: object) -> bool | None:
     if isinstance(value, (int, float)):
         return value == 1
     raise ValueError(value)
+
+
+def check_unicode(*texts: str, where: str) -> None:
+    """ProtocolError for half a surrogate pair, which a header in JSON can have: what keeps it could tell it to nobody,
+    nor whatever stands beside it."""
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError as error:
+        raise ProtocolError(f"text that is not Unicode: {error.reason}", where=where) from None
 
 
 def text(value: object) -> str | None:

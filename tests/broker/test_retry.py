@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -150,6 +151,18 @@ async def test_topics_are_administered(broker: Broker, peer: Peer) -> None:
     assert (await peer.call(215, None, topic="T")).code == 0
     assert (await peer.call(215, None, topic="T")).code == 0
     assert (await peer.call(351, None, topic="T")).code == 17
+
+
+@pytest.mark.parametrize("field", ["attributes", "topicFilterType"])
+async def test_a_topic_that_could_be_told_to_nobody_is_not_made(broker: Broker, peer: Peer, field: str) -> None:
+    """JSON can have half a surrogate pair: no name server was told of any topic any more, also after a restart."""
+    fields = {"topic": "T", "defaultTopic": "TBW102", "readQueueNums": "1", "writeQueueNums": "1", "perm": "6",
+              "topicFilterType": "SINGLE_TAG", "order": "false", field: "+a=\ud800"}  # fmt: skip
+    header = json.dumps({"code": 17, "opaque": 1, "extFields": fields}).encode()
+    peer.writer._stream.write((len(header) + 4).to_bytes(4, "big") + len(header).to_bytes(4, "big") + header)
+    answer = await asyncio.wait_for(peer.answer(), 30)
+    assert answer.code == 1 and "not Unicode" in (answer.remark or "") and "T" not in broker.topics
+    assert (await peer.call(21)).code == 0
 
 
 async def test_groups_are_administered(peer: Peer) -> None:

@@ -13,7 +13,7 @@ from aiorocket.broker.core.turns import whole
 from aiorocket.config import Limits
 from aiorocket.nameserver.core.kv import KeyValues
 from aiorocket.nameserver.core.routes import A_TURN, BrokerReport, RouteInfo
-from aiorocket_protocol import DataVersion, QueueData
+from aiorocket_protocol import DataVersion, ProtocolError, QueueData
 
 
 def registration(name: str = "a", address: str = "10.0.0.1:10911", *topics: str, **changes: object) -> BrokerReport:
@@ -172,6 +172,15 @@ def test_key_values_tell_what_must_be_saved_and_come_back() -> None:
     assert other.table("ns") == {"k": "v"}
     assert kv.delete("ns", "k") and not kv.delete("ns", "k")
     assert kv.table("ns") is None and kv.to_dict() == {}
+
+
+@pytest.mark.parametrize("what", [("\ud800", "k", "v"), ("n", "\ud800", "v"), ("n", "k", "\ud800")])
+def test_a_key_value_that_could_be_told_to_nobody_is_not_kept(what: tuple[str, str, str]) -> None:
+    """JSON can have half a surrogate pair, and no list could be written that has it."""
+    kv = KeyValues()
+    with pytest.raises(ProtocolError, match="not Unicode"):
+        kv.put(*what)
+    assert kv.to_dict() == {}
 
 
 def test_many_topics_are_kept_in_turns() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import zlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -169,6 +170,23 @@ async def test_a_compressed_registration_and_a_wrong_checksum(topic: str, peer: 
         assert answer.code == 1 and "crc32 not match" in (answer.remark or "")
     answer = await peer.call(103, header_of(compressed=True), b"not zlib")
     assert answer.code == 1 and "not zlib" in (answer.remark or "")
+
+
+@pytest.mark.parametrize("field", ["brokerName", "brokerAddr", "clusterName"])
+async def test_a_broker_that_could_be_told_to_nobody_is_refused(peer: Peer, field: str) -> None:
+    """JSON can have half a surrogate pair: neither its topics' routes nor any list of brokers could be answered."""
+    fields = {"brokerName": "b", "brokerAddr": "10.0.0.2:1", "clusterName": "C", "haServerAddr": "", "brokerId": "0",
+              field: "\ud800"}  # fmt: skip
+    header, body = (
+        json.dumps({"code": 103, "opaque": 1, "extFields": fields}).encode(),
+        encode_body(body_of("T", "U"), 0),
+    )
+    words = (len(header) + len(body) + 4).to_bytes(4, "big") + len(header).to_bytes(4, "big")
+    peer.writer._stream.write(words + header + body)
+    answer = await asyncio.wait_for(peer.reader.read(), 30)
+    assert answer.code == 1 and "not Unicode" in (answer.remark or "")
+    assert (await register(peer)).code == 0
+    assert (await peer.call(106)).code == (await peer.call(105, GetRouteInfoRequestHeader("T"))).code == 0
 
 
 async def test_a_body_that_is_no_registration_is_one_clear_answer(peer: Peer) -> None:

@@ -30,6 +30,7 @@ from aiorocket_protocol import (
     encode_body,
     table_body,
 )
+from aiorocket_protocol.forms import check_unicode
 from aiorocket_protocol.plain import Plain
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class TopicHandlers:
     async def create_topic(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 17: create, or change what exists."""
         header = command.read(CreateTopicRequestHeader)
+        check_unicode(header.attributes or "", header.topic_filter_type, where="topic")
         topic = Topic(
             header.topic,
             header.read_queue_nums,

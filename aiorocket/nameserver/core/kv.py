@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from aiorocket.config import Limits
 from aiorocket.errors import BackPressureError
+from aiorocket_protocol.forms import check_unicode
 
 __all__ = ("KeyValues",)
 
@@ -20,7 +21,9 @@ class KeyValues:
         self._size = 0
 
     def put(self, namespace: str, key: str, value: str) -> bool:
-        """BackPressureError when all of them would pass the limit ``key_values``."""
+        """BackPressureError when all of them would pass the limit ``key_values``, ProtocolError for what is no
+        Unicode."""
+        check_unicode(namespace, key, value, where="key-value")
         table = self._tables.get(namespace, {})
         before = table.get(key)
         if before == value:
