@@ -6,6 +6,7 @@ import asyncio
 import json
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -634,6 +635,17 @@ def test_a_producer_whose_answers_are_lost(idempotent: bool) -> None:
             assert len(set(found)) == 20 and (len(found) == 20) == idempotent
 
     simulate(main)
+
+
+async def test_a_message_that_found_no_memory_leaves_no_other_attempt_waiting(broker: Broker, peer: Peer) -> None:
+    await peer.send(b"the topic is there")
+    sends: Any = broker.server.processors.handler(310)
+    sends.__self__._append, append = Mock(side_effect=MemoryError), sends.__self__._append
+    header = send_header(properties="UNIQ_KEY\x01u\x02")
+    assert (await peer.call(310, header, b"x", _once="broker-a")).code == 1
+    sends.__self__._append = append
+    answer = await asyncio.wait_for(peer.call(310, header, b"x", _once="broker-a"), 30)
+    assert answer.code == 0 and broker.store.max_offset("T", 0) == 2
 
 
 async def test_a_message_that_cannot_be_stored_leaves_no_other_attempt_waiting(peer: Peer) -> None:

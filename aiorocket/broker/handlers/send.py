@@ -297,6 +297,10 @@ class SendHandlers:
             connection.reply(command, refuse(store_refusal(error)))
         except ProtocolError as error:  # a length or number that a record cannot hold
             connection.reply(command, refuse(Refusal(ResponseCode.MESSAGE_ILLEGAL, str(error))))
+        except MemoryError:
+            if once:
+                self._once.failed(topic, queue_id, unique)
+            raise
         else:
             return
         if once:
