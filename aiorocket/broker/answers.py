@@ -32,6 +32,11 @@ def unknown_topic(name: str) -> Refusal:
     return Refusal(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name:.200}] not exist")
 
 
+def brokers_own(group: str) -> Refusal:
+    """By its offset a start knows where the records of pops begin."""
+    return Refusal(ResponseCode.NO_PERMISSION, f"the offsets of group {group} are the broker's own")
+
+
 def tell_gone(polls: LongPolls, pull: ParkedPull) -> None:
     """The topic that a pull or a pop waits for was deleted."""
     if polls.is_parked(pull):

@@ -17,14 +17,19 @@ from aiorocket.runtime.env import memory_env
 from aiorocket.testing import Simulation, simulate
 from aiorocket_protocol import (
     MSGPACK,
+    PULL_COMMIT,
+    PULL_SUBSCRIPTION,
+    REVIVE_GROUP,
     MessageQueue,
     RemotingCommand,
     ResetOffsetRequestHeader,
     UpdateConsumerOffsetRequestHeader,
     encode_body,
+    revive_topic,
 )
 from tests.broker.peer import Peer, pull_header, records, running, span
 from tests.broker.test_calls import asked, consumer
+from tests.broker.test_pop import pop_header
 from tests.broker.test_sim import SimPeer, config, kill, started
 
 
@@ -394,3 +399,18 @@ def test_of_resets_so_many_are_remembered_as_told() -> None:
     for who in range(8):
         table.lost(who)
     assert table._tellings == len(table._told) == len(table._told_to) == 0
+
+
+async def test_nobody_sets_the_offset_by_which_a_start_finds_the_records_of_pops(broker: Broker, peer: Peer) -> None:
+    topic, own = revive_topic("DefaultCluster"), REVIVE_GROUP
+    await peer.send()
+    assert (await peer.call(200050, pop_header(poll_time=0))).code == 0
+    answers = [
+        await peer.call(15, UpdateConsumerOffsetRequestHeader(own, topic, 0, 99)),
+        await peer.call(222, header(-1, topic=topic, group=own)),
+        await peer.call(314, None, srcGroup="g", destGroup=own, topic=topic, offline="true"),
+    ]
+    assert [answer.code for answer in answers] == [16] * 3 and "broker's own" in (answers[0].remark or "")
+    pull = pull_header(topic, consumer_group=own, sys_flag=PULL_COMMIT | PULL_SUBSCRIPTION, commit_offset=99)
+    assert (await peer.call(11, pull)).code == 0  # its commit is left out
+    assert broker.offsets.query(own, topic, 0) != 99 and not broker.offsets.resets

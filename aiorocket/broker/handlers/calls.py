@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from aiorocket.broker.answers import keyed, keyed_pair, plain_body, refuse
+from aiorocket.broker.answers import brokers_own, keyed, keyed_pair, plain_body, refuse
 from aiorocket.broker.core.groups import ConsumerGroup, GroupTable, Member
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.tables import Tables
@@ -24,6 +24,7 @@ from aiorocket_protocol import (
     MAX_CONTROL_BODY,
     MAX_LENIENT,
     MSGPACK,
+    REVIVE_GROUP,
     ConsumeMessageDirectlyResultRequestHeader,
     GetConsumerRunningInfoRequestHeader,
     GetConsumerStatusRequestHeader,
@@ -235,6 +236,8 @@ class CallHandlers:
     async def reset_offset(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 222; answers the offsets that the group's queues are set to, when that is recorded."""
         header = command.read(ResetOffsetRequestHeader)
+        if header.group == REVIVE_GROUP:
+            return refuse(brokers_own(header.group))
         here = self._config.server_side_reset_offset
         async with self._resetting:
             topic = self._topics.get(header.topic)

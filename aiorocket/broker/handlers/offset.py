@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from aiorocket.broker.answers import refuse, unknown_topic
+from aiorocket.broker.answers import brokers_own, refuse, unknown_topic
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.turns import A_TURN
@@ -14,6 +14,7 @@ from aiorocket.broker.lower_commits import warn_of_lower
 from aiorocket.runtime.turns import in_turns
 from aiorocket_protocol import (
     EXT_EPOCH,
+    REVIVE_GROUP,
     DataVersion,
     GetEarliestMsgStoretimeRequestHeader,
     GetEarliestMsgStoretimeResponseHeader,
@@ -101,6 +102,8 @@ class OffsetHandlers:
         """Code 15. A lower commit than the stored one is accepted (resets do that) and leaves a warning."""
         header = command.read(UpdateConsumerOffsetRequestHeader)
         group, topic = header.consumer_group, header.topic
+        if group == REVIVE_GROUP:
+            return refuse(brokers_own(group))
         config = self._configs.get(group) or self._configs.ensure(group)
         if isinstance(config, Refusal):
             return refuse(config)

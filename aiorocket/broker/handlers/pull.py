@@ -41,6 +41,7 @@ from aiorocket_protocol import (
     PULL_COMMIT,
     PULL_SUBSCRIPTION,
     PULL_SUSPEND,
+    REVIVE_GROUP,
     PullMessageRequestHeader,
     PullMessageResponseHeader,
     RemotingCommand,
@@ -178,7 +179,7 @@ class PullHandlers:
             answer = self._reset_answer(connection, header)
             if answer is not None:
                 return answer
-        if flags & PULL_COMMIT:
+        if flags & PULL_COMMIT and group != REVIVE_GROUP:
             ext = command.ext
             epoch = ext.get(EXT_EPOCH) if ext else None
             ours = epoch is None or self._stale(connection, group, topic_name, queue_id, epoch) is None

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from aiorocket.broker.answers import plain_body, refuse
+from aiorocket.broker.answers import brokers_own, plain_body, refuse
 from aiorocket.broker.core.group_configs import GroupConfig
 from aiorocket.broker.core.names import Refusal, is_group_name, is_system_group, is_system_topic, is_topic_name
 from aiorocket.broker.core.tables import Tables
@@ -15,6 +15,7 @@ from aiorocket.broker.core.topics import Topic
 from aiorocket.broker.core.turns import A_SHORT_TURN, A_TURN, each
 from aiorocket.runtime.turns import in_turns
 from aiorocket_protocol import (
+    REVIVE_GROUP,
     CloneGroupOffsetRequestHeader,
     CreateTopicRequestHeader,
     DataVersion,
@@ -215,6 +216,8 @@ class TopicHandlers:
         """Code 314: a group begins where another is, in one topic or in all of its topics. Unless the other is known to
         be offline, topics that its members no longer subscribe to are left out."""
         header = command.read(CloneGroupOffsetRequestHeader)
+        if header.dest_group == REVIVE_GROUP:
+            return refuse(brokers_own(header.dest_group))
         config = self._configs.ensure(header.dest_group)
         if isinstance(config, Refusal):
             return refuse(config)
