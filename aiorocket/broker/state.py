@@ -152,7 +152,6 @@ class BrokerState:
         version = saved.table.version
         if version == saved.version:
             return saved.running if saved.running is not None else _done()
-        saved.version = version
         run = self._behind_sync if name in _BEHIND else self._disk.run
         job: asyncio.Future[None]
         large, listed = saved.large, saved.listed
@@ -165,7 +164,7 @@ class BrokerState:
             job = self._disk.run(saved.write)
         else:
             job = run(saved.snapshot.save, saved.table.to_dict())
-        saved.running = job
+        saved.version, saved.running = version, job  # not before there was memory for it
         job.add_done_callback(lambda job: self._finished(saved, name, job))
         return job
 
@@ -182,12 +181,14 @@ class BrokerState:
         self._ahead(self._save(name))
 
     async def save_all(self) -> None:
-        """Save whatever changed; an OSError is logged and tried again with the next save."""
+        """Save whatever changed; what fails is logged and tried again with the next save."""
         for name in self._saved:
             try:
                 await self.save(name)
             except OSError:
                 continue  # logged by _finished, which also marks it as unsaved
+            except MemoryError:  # it must not end what saves every few seconds
+                _log.error("%s of %s could not be saved: there is no memory", name, self._directory)
 
     async def keep_saving(self, interval: float) -> None:
         while True:

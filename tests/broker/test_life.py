@@ -10,10 +10,12 @@ from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from aiorocket.broker import Broker
+from aiorocket.broker.core.delay import DelaySchedule
 from aiorocket.broker.core.offsets import ConsumerOffsets
 from aiorocket.broker.state import BrokerState
 from aiorocket.config import BrokerConfig, NameServerConfig, RemotingConfig
@@ -90,6 +92,26 @@ async def test_a_save_whose_turn_never_came_is_made_up_for(tmp_path: Path) -> No
     await state.save_all()
     await BrokerState(disk, str(tmp_path), {"offsets": found}).load()
     assert found.query("g", "T", 0) == 5
+    await disk.close()
+
+
+async def test_a_save_that_finds_no_memory_is_made_up_for_and_ends_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = real_env().disk
+    delays, offsets, found = DelaySchedule([1]), ConsumerOffsets(), ConsumerOffsets()
+    state = BrokerState(disk, str(tmp_path), {"delays": delays, "offsets": offsets})
+    await state.load()
+    delays.take(1, [(0, 1)], 5)
+    delays.stored(1, 0)
+    offsets.commit("g", "T", 0, 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(DelaySchedule, "to_dict", Mock(side_effect=MemoryError))
+        await state.save_all()
+    await state.save_all()
+    again = DelaySchedule([1])
+    await BrokerState(disk, str(tmp_path), {"delays": again, "offsets": found}).load()
+    assert found.query("g", "T", 0) == 5 and again.position(1) == 1
     await disk.close()
 
 
