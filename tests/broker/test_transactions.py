@@ -83,6 +83,19 @@ def test_what_failed_is_looked_at_again() -> None:
     assert one.next_due() is None and one.to_dict() == {"half": 1, "op": 0, "opEnd": 0}
 
 
+def test_what_ended_before_it_was_to_be_asked_about_is_forgotten() -> None:
+    """A sender may want not to be asked for years; while another transaction was open each left its moment there."""
+    table = TransactionTable(timeout=6, interval=30, max_checks=15)
+    table.add(0, 0, 0.0, None)
+    for offset in range(1, 20_000):
+        table.add(offset, offset, 0.0, 86_400.0 * offset)
+        half = table.get(offset)
+        assert half is not None
+        table.begin(half, HalfState.ENDING)
+        table.ended(half, offset)
+    assert len(table) == 1 and table.next_due() == 6 and len(table._queue) < 5_000
+
+
 def test_due_times_after_a_restart() -> None:
     one = table()
     wall = 1_000_000_000

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from enum import Enum
-from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
+from aiorocket.broker.core.swept_heap import SweptHeap
 from aiorocket_protocol import PROPERTY_CHECK_IMMUNITY_TIME, PROPERTY_TRAN_MSG
 
 __all__ = (
@@ -83,7 +83,8 @@ class TransactionTable:
         self.max_checks = max_checks
         #: In the order of ``Half.offset``, so that the first one is where a restart has to begin.
         self._open: OrderedDict[int, Half] = OrderedDict()
-        self._queue: list[tuple[float, int]] = []
+        #: When to look at which; of what has ended, and may be asked about in years, entries stay for a while.
+        self._queue = SweptHeap[tuple[float, int]](self._is_void)
         #: [first op offset, highest half offset ended] of runs of op records, oldest first.
         self._ops: deque[list[int]] = deque()
         self._next_half = 0
@@ -144,18 +145,22 @@ class TransactionTable:
         """When the next one must be asked about, None when none is open."""
         queue = self._queue
         while queue:
-            due, name = queue[0]
-            half = self._open.get(name)
-            if half is not None and half.due == due and half.state not in _BUSY:
-                return due
-            heappop(queue)
+            first = queue.first()
+            if not self._is_void(first):
+                return first[0]
+            queue.pop()
         return None
+
+    def _is_void(self, entry: tuple[float, int]) -> bool:
+        due, name = entry
+        half = self._open.get(name)
+        return half is None or half.due != due or half.state in _BUSY
 
     def take_due(self, now: float, limit: int) -> list[Half]:
         """Up to ``limit`` transactions that are due; the caller begins something with each or reopens it."""
         taken: list[Half] = []
         while len(taken) < limit and (due := self.next_due()) is not None and due <= now:
-            taken.append(self._open[heappop(self._queue)[1]])
+            taken.append(self._open[self._queue.pop()[1]])
         return taken
 
     def is_hopeless(self, half: Half) -> bool:
@@ -163,8 +168,8 @@ class TransactionTable:
         return half.checks >= self.max_checks
 
     def _schedule(self, half: Half) -> bool:
-        heappush(self._queue, (half.due, half.name))
-        return self._queue[0][1] == half.name
+        self._queue.push((half.due, half.name), len(self._open))
+        return self._queue.first()[1] == half.name
 
     # ---- over restarts
 
