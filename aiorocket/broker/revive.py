@@ -19,6 +19,7 @@ from aiorocket.broker.copies import NOT_COPIED, Copy, copied_properties, store_c
 from aiorocket.broker.core.pop_queues import ByQueue
 from aiorocket.broker.core.pop_records import encode_acknowledged, encode_forgotten, encode_reset, forgotten_in
 from aiorocket.broker.core.pops import Pop, PopTable, QueueKey
+from aiorocket.broker.core.retry_policy import once_more
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.due import when_whole
 from aiorocket.broker.pop_log import PopLog
@@ -373,7 +374,7 @@ class PopRevival:
             raise LookupError(f"message {offset} of {key.topic}/{key.queue_id} is gone from the log")
         view = RecordView(data, 0, len(data))
         config = self._configs.get(key.group)
-        failed = view.reconsume_times + self.table.times(key, offset)
+        failed = max(0, view.reconsume_times) + self.table.times(key, offset)
         dead = failed >= (16 if config is None else config.retry_max_times)
         if pop.in_order and not dead:
             return None
@@ -402,7 +403,7 @@ class PopRevival:
             0,
             encoded,
             sys_flag=view.sys_flag & ~NOT_COPIED,
-            reconsume_times=failed + 1,
+            reconsume_times=once_more(failed),
         )
 
     def record_landed(self, pop: Pop, offset: int) -> bool:

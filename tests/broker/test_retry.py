@@ -101,6 +101,19 @@ async def test_a_message_whose_properties_are_no_utf_8_can_be_sent_back_too(peer
     assert dead.properties["RETRY_TOPIC"] == "T"
 
 
+@pytest.mark.parametrize(("said", "counted"), [(2**31 - 1, 2**31 - 1), (-1, 1), (-3, 1), (-(2**31), 1)])
+async def test_a_count_that_a_sender_made_up_keeps_no_message_in_front_of_its_queue(
+    broker: Broker, peer: Peer, said: int, counted: int
+) -> None:
+    await peer.send(b"x", reconsume_times=said)
+    (first,) = records(await peer.pull())
+    assert first.reconsume_times == said
+    assert (await peer.send_back(first.physical_offset)).code == 0
+    retries = said < 0
+    (again,) = records(await peer.pull("%RETRY%g" if retries else "%DLQ%g"))
+    assert again.reconsume_times == counted and again.properties["DELAY"] == ("3" if retries else "0")
+
+
 LONG = b"UNIQ_KEY\x01K\x02TAGS\x01%b\x02long\x01%b\x02short\x01z\x02"
 
 

@@ -11,7 +11,7 @@ from aiorocket.broker.answers import put_refusal, refuse, store_refusal
 from aiorocket.broker.copies import NOT_COPIED, Copy, copied_properties, store_copy
 from aiorocket.broker.core.counters import SendBack
 from aiorocket.broker.core.names import Refusal
-from aiorocket.broker.core.retry_policy import after_failure
+from aiorocket.broker.core.retry_policy import after_failure, once_more
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.timers import TIMER_PROPERTIES
 from aiorocket.broker.core.topics import UNIT_SUB, Topic
@@ -136,7 +136,7 @@ class SendBackHandler:
             destination=topic.name,
             message_id=properties.get(PROPERTY_UNIQ_KEY) or view.offset_msg_id,
             origin_message_id=properties[PROPERTY_ORIGIN_MESSAGE_ID],
-            reconsume_times=view.reconsume_times + 1,
+            reconsume_times=once_more(view.reconsume_times),
             delay_level=0 if dead else queue_id + 1,
             dead=dead,
         )
@@ -156,7 +156,7 @@ class SendBackHandler:
                 text,
                 code,
                 sys_flag=view.sys_flag & ~NOT_COPIED,
-                reconsume_times=view.reconsume_times + 1,
+                reconsume_times=once_more(view.reconsume_times),
             )
             store_copy(self._store, copy, done)
         except StoreError as error:
