@@ -64,6 +64,9 @@ async def test_a_reply_makes_no_topic_of_replies(broker: Broker, peer: Peer, cod
         header = SendMessageRequestHeader("p", header.topic, "TBW102", 4, 0, 0, 1, 0, header.properties)
     refused = await peer.call(code, header, b"42")
     assert refused.code == 17 and "other_REPLY_TOPIC" in (refused.remark or "") and len(broker.topics) == topics
+    broker.topics.delete(REPLIES)  # an administrator's mistake
+    assert (await peer.call(code, header._replace(topic=REPLIES) if code == 324 else reply_header(), b"42")).code == 1
+    assert REPLIES in broker.topics
 
 
 async def test_a_reply_reaches_who_asked(broker: Broker, peer: Peer) -> None:

@@ -39,6 +39,7 @@ from aiorocket_protocol import (
     decode_properties,
     encode_properties,
     offset_msg_id,
+    reply_topic,
     tags_code,
 )
 
@@ -115,8 +116,12 @@ class ReplyHandlers:
         return self._reply(connection, command, command.read(SendMessageRequestHeaderV2))
 
     def _reply(self, connection: Connection, command: RemotingCommand, header: SendHeader) -> RemotingCommand | None:
-        # It needs no right to reply to one of these, so a reply makes none: their clusters' brokers have them.
-        if header.topic.endswith(REPLY_SUFFIX) and header.topic not in self._topics:
+        # It needs no right to reply to one of these, so a reply makes none but this cluster's: each broker has its own.
+        if (
+            header.topic.endswith(REPLY_SUFFIX)
+            and header.topic not in self._topics
+            and header.topic != reply_topic(self._config.cluster)
+        ):
             return refuse(unknown_topic(header.topic))
         admitted = self._admit(command, header)
         if isinstance(admitted, Refusal):
