@@ -118,7 +118,7 @@ class TimeoutQueue(Generic[W]):
         return sum(map(len, self._fifos.values()))
 
     def _open(self, timeout: float) -> tuple[float, deque[tuple[float, int, W]]]:
-        if len(self._fifos) >= self.MAX_LENGTHS:
+        if len(self._fifos) >= self.MAX_LENGTHS and timeout < inf:
             timeout = (timeout // self.STEP + 1) * self.STEP
         fifo = self._fifos.get(timeout)
         if fifo is None:
@@ -147,7 +147,7 @@ class TimeoutQueue(Generic[W]):
         now = max(self._loop.time(), self._armed)
         self._handle, self._armed = None, inf
         late: list[tuple[asyncio.Future[Any], W, float]] = []
-        following: float | None = None
+        following = inf
         for timeout, fifo in list(self._fifos.items()):
             self._prune(fifo)
             while fifo and fifo[0][0] <= now:
@@ -156,9 +156,9 @@ class TimeoutQueue(Generic[W]):
                 self._prune(fifo)
             if not fifo:
                 del self._fifos[timeout]
-            elif following is None or fifo[0][0] < following:
-                following = fifo[0][0]
-        if following is not None:
+            else:
+                following = min(following, fifo[0][0])
+        if following < inf:
             self._arm(following)
         for future, what, timeout in late:
             # What the first one's end led to (a connection given up) may have settled the others.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import weakref
 from collections.abc import Callable
 from itertools import count
@@ -79,6 +80,25 @@ def test_very_many_lengths_expire_at_most_a_step_late() -> None:
         await asyncio.sleep(60)
         assert len(late) == 500
         assert all(-1e-9 <= delay <= TimeoutQueue.STEP + 1e-9 for delay in late)
+
+    simulate(main)
+
+
+def test_one_that_never_ends_keeps_no_other_waiting() -> None:
+    """Rounded up, an infinite length was no number, and the timer was armed for that."""
+
+    async def main(sim: Simulation) -> None:
+        expired: list[tuple[str, float]] = []
+        queue, waiting, add = watched(sim, lambda what, at: expired.append((what, at)))
+        for n in range(TimeoutQueue.MAX_LENGTHS):
+            add(0.1 + n / 1024, "before")
+        never = add(math.inf, "never")
+        await asyncio.sleep(5)
+        expired.clear()
+        add(1.0, "one")
+        await asyncio.sleep(5)
+        assert expired == [("one", 6.0)] and list(waiting) == [never]
+        queue.close()
 
     simulate(main)
 
