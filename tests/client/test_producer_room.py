@@ -6,12 +6,15 @@ import asyncio
 import math
 from functools import partial
 from random import Random
+from typing import Any
 
 import pytest
 
+from aiorocket.client.middleware import Middleware
 from aiorocket.client.sending.producer import Producer
 from aiorocket.config import ProducerConfig
 from aiorocket.errors import NotConnectedError, SendError, UsageError
+from aiorocket.model import OutgoingMessage
 from tests.client.fake_broker import FakeCluster, kept_by
 from tests.client.test_selectors import run
 
@@ -149,6 +152,26 @@ def test_a_stop_waits_for_sends_that_still_look_for_their_topic() -> None:
         assert len(kept_by(cluster)) == 4
 
     run(scenario, brokers=1)
+
+
+def test_a_send_that_ends_without_an_outcome_ends_an_ordered_stream() -> None:
+    """The others had no room while its outcome, which was next, was not taken."""
+
+    class Breaking(Middleware):
+        async def publish(self, messages: list[OutgoingMessage], call_next: Any) -> Any:
+            if messages[0].body == b"3":
+                raise asyncio.CancelledError  # as what it awaited, and somebody had cancelled
+            return await call_next(messages)
+
+    async def scenario(cluster: FakeCluster, producer: Producer) -> None:
+        bodies, came = [b"%d" % number for number in range(40)], []
+        async with asyncio.timeout(60):
+            with pytest.raises(RuntimeError, match="CancelledError"):
+                async for outcome in producer.send_many("t", bodies, ordered=True, in_flight=2):
+                    came.append(outcome.number)
+        assert came == [0, 1, 2]
+
+    run(scenario, brokers=1, middleware=[Breaking()])
 
 
 def test_a_client_that_is_stopped_first_fails_sends_and_cancels_none() -> None:

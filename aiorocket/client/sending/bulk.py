@@ -35,6 +35,7 @@ _receipt: Callable[[tuple[object, ...]], SendReceipt] = partial(tuple.__new__, S
 _BYTES = frozenset((bytes,))
 #: Bytes in a batch of a message with nothing but a body and an id, beside these.
 _BARE = BATCH_ITEM_OVERHEAD + len(PROPERTY_UNIQ_KEY) + 2
+_CANCELLED = "what gives the messages, or a middleware, ended with CancelledError"
 
 
 class SendOutcome(NamedTuple):
@@ -193,6 +194,7 @@ async def send_many(
     key_of = sharding_key if callable(sharding_key) else None
     key = None if callable(sharding_key) else sharding_key
     crashed: list[BaseException] = []
+    lost: set[int] = set()
 
     async def sender() -> None:
         while True:
@@ -209,6 +211,9 @@ async def send_many(
                     receipt = await send(topic, message, sharding_key=mine, timeout=timeout)
             except RocketError as failed:
                 error = failed
+            except asyncio.CancelledError:
+                lost.add(index)
+                raise
             outcome = SendOutcome(index, message, receipt, error)
             if ordered:
                 early[index] = outcome
@@ -243,8 +248,10 @@ async def send_many(
                 if source.failed is not None:
                     raise source.failed
                 if any(task.cancelled() for task in tasks):  # not by us, who are still here
-                    raise RuntimeError("what gives the messages, or a middleware, ended with CancelledError")
+                    raise RuntimeError(_CANCELLED)
                 return
+            if ordered and due in lost:  # the others wait for it to be taken
+                raise RuntimeError(_CANCELLED)
             room.set()
             changed.clear()
             await changed.wait()
