@@ -189,6 +189,17 @@ def test_a_client_that_is_stopped_first_fails_sends_and_cancels_none() -> None:
     run(scenario, brokers=1)
 
 
+def test_a_request_of_a_client_that_is_stopped_fails_as_a_send_does() -> None:
+    async def scenario(cluster: FakeCluster, producer: Producer) -> None:
+        await producer.send("t", b"0")
+        await producer.client.stop()
+        with pytest.raises(SendError, match="closed") as failed:
+            await producer.request("t", b"1", timeout=1)
+        assert not failed.value.may_be_stored
+
+    run(scenario, brokers=1)
+
+
 def test_a_client_that_is_stopped_fails_who_waits_for_its_registration() -> None:
     async def scenario(cluster: FakeCluster, producer: Producer) -> None:
         (broker,) = cluster.brokers

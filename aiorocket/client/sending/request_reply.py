@@ -169,7 +169,7 @@ async def _request(
 async def _introduce(client: Session, publish: Publish, deadline: float) -> None:
     """See to it that the brokers of the topic know us before a reply can come to one of them."""
     strangers = sorted(address for address in publish.masters() if not client.registered(address))
-    if strangers:
+    if strangers and client.started:  # else the send fails, and says why
         registering = [
             client.start_task(_register(client, address), name=f"register-{address}") for address in strangers
         ]
