@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from traceback import format_exception_only
 from typing import TYPE_CHECKING, Any, cast
 
 from aiorocket.config import RemotingConfig
@@ -199,7 +200,7 @@ class RemotingClient:
             cause = f"no connection{with_tls} within {self.config.connect_timeout:g} s"
         except OSError as error:
             cause = (tls_trouble(error) if self._tls else None) or _cause(error)
-        except (RocketError, UnicodeError) as error:  # the latter: a name that no resolver can be asked for
+        except (RocketError, ValueError) as error:  # the latter: a name that no resolver can be asked for
             cause = str(error)
         if cause and dialled != address:
             cause = f"as {dialled} (address_map): {cause}"
@@ -234,8 +235,12 @@ class RemotingClient:
             dialled = await self._address_map(address)
             if unix_path(dialled) is None:
                 parse_address(dialled)
-        except Exception as error:  # a user's code
-            raise ConfigError(f"address_map raised {type(error).__name__}: {error}") from error
+        except (Exception, asyncio.CancelledError) as error:  # a user's code
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # that is meant for us
+            said = "".join(format_exception_only(error)).strip()  # also where its __str__ fails
+            raise ConfigError(f"address_map raised {said}") from error
         return dialled
 
     def _lost(self, connection: Connection) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -55,6 +56,19 @@ async def nowhere(address: str) -> str:
     raise KeyError(address)
 
 
+async def cancelled(address: str) -> str:
+    raise asyncio.CancelledError  # as what it awaited, and somebody had cancelled
+
+
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise LookupError("no text")
+
+
+async def wordless(address: str) -> str:
+    raise Wordless
+
+
 def with_map(given: Mapping[str, str] | Callable[[str], Awaitable[str]]) -> ClientConfig:
     return ClientConfig(nameservers=(NAMES,), address_map=given)
 
@@ -87,6 +101,8 @@ def test_a_broker_is_reached_where_the_map_says(given: Mapping[str, str] | Calla
     [
         ({INSIDE: "10.0.0.9:1"}, r"172\.17\.0\.2:10911: as 10\.0\.0\.9:1 \(address_map\): "),
         (nowhere, r"172\.17\.0\.2:10911: address_map raised KeyError"),
+        (cancelled, r"172\.17\.0\.2:10911: address_map raised .*CancelledError"),
+        (wordless, r"172\.17\.0\.2:10911: address_map raised .*Wordless"),
     ],
 )
 def test_a_map_that_leads_nowhere_says_so(
@@ -94,7 +110,8 @@ def test_a_map_that_leads_nowhere_says_so(
 ) -> None:
     async def scenario(cluster: FakeCluster, _producer: Producer) -> None:
         async with Client(config=with_map(given), env=cluster.sim.env()) as client:
-            with pytest.raises(NotConnectedError, match=said):
-                await client.session.connection(INSIDE)
+            for _ in range(2):
+                with pytest.raises(NotConnectedError, match=said):
+                    await client.session.connection(INSIDE)
 
     run(scenario, brokers=1)

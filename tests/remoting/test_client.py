@@ -84,6 +84,21 @@ def test_reconnect_backs_off_and_recovers() -> None:
     simulate(main)
 
 
+def test_an_address_that_no_resolver_takes_says_so_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(sim: Simulation) -> None:
+        async def refuse(*_: object, **__: object) -> None:
+            raise ValueError("embedded null character")  # as asyncio's loop
+
+        monkeypatch.setattr(sim.loop, "create_connection", refuse)
+        client = RemotingClient(sim.env(), RemotingConfig())
+        for _ in range(3):
+            with pytest.raises(NotConnectedError, match="embedded null character"):
+                await client.connect("a\0b:10911")
+        await client.close()
+
+    simulate(main)
+
+
 def test_a_peer_that_is_silent_while_connecting_costs_the_timeout_only() -> None:
     async def main(sim: Simulation) -> None:
         far = sim.host("10.0.0.9")
