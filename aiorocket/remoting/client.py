@@ -107,7 +107,7 @@ class RemotingClient:
     def trouble(self, address: str) -> str:
         """Why the latest dial of ``address`` failed; empty when none has since there was a connection."""
         failures = self._failures.get(address)
-        return "" if failures is None else f"{address}: {failures.last}"
+        return "" if failures is None or self.live(address) else f"{address}: {failures.last}"
 
     async def connect(self, address: str, timeout: float | None = None) -> Connection:
         """The connection to ``address`` (``host:port`` or ``unix:PATH``), dialled if there is none.
@@ -206,26 +206,29 @@ class RemotingClient:
             cause = f"as {dialled} (address_map): {cause}"
         waiters = self._dials.pop(address, [])
         if connection is not None:
-            self._failures.pop(address, None)
             self.reached.add(address)
             self._sweeper.add(connection)
-            if not connection.closed:
+            if connection.closed:
+                self._failed(address, connection.close_reason)
+            else:
                 connection.data["address"] = address
                 self.by_address[address] = connection
             for waiter in waiters:
                 if not waiter.done():
                     waiter.set_result(connection)
             return
-        if failures is None:
-            failures = self._failures[address] = _Failures()
-        config = self.config
-        pause = min(config.backoff_max, config.backoff_initial * 2.0 ** min(failures.count, 30))
-        failures.count += 1
-        failures.last = cause
-        failures.not_before = loop.time() + self._env.entropy.jitter(pause)
+        self._failed(address, cause)
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(NotConnectedError(f"{address}: {cause}"))
+
+    def _failed(self, address: str, cause: str) -> None:
+        """The next dial of ``address`` has to wait."""
+        failures, config = self._failures.setdefault(address, _Failures()), self.config
+        pause = min(config.backoff_max, config.backoff_initial * 2.0 ** min(failures.count, 30))
+        failures.count += 1
+        failures.last = cause
+        failures.not_before = asyncio.get_running_loop().time() + self._env.entropy.jitter(pause)
 
     async def _mapped(self, address: str) -> str:
         """Where to dial ``address``. ConfigError when the user's function cannot say."""
@@ -249,6 +252,10 @@ class RemotingClient:
         address = connection.data.get("address")
         if address is not None and self.by_address.get(address) is connection:
             del self.by_address[address]
+            if connection._frames:  # it has said something
+                self._failures.pop(address, None)
+            else:  # as of a proxy without a server behind it: dialled anew at once, it would be so for ever
+                self._failed(address, connection.close_reason)
         if self._on_close is not None:
             self._on_close(connection)
 

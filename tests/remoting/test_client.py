@@ -84,6 +84,44 @@ def test_reconnect_backs_off_and_recovers() -> None:
     simulate(main)
 
 
+def test_a_peer_that_hangs_up_without_a_word_is_dialled_ever_more_seldom() -> None:
+    """As a proxy does whose server is away. What says something before it ends is dialled at once."""
+
+    async def main(sim: Simulation) -> None:
+        dialled: list[float] = []
+
+        class HangsUp(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                dialled.append(sim.loop.time())
+                transport.close()
+
+        proxy = await sim.loop.create_server(HangsUp, "127.0.0.1", 9876)
+        client = RemotingClient(sim.env(), RemotingConfig())
+        while sim.loop.time() < 60:
+            with pytest.raises((ConnectionLostError, NotConnectedError)):
+                await client.request("127.0.0.1:9876", RemotingCommand.request(ECHO))
+            await asyncio.sleep(0.01)
+        assert len(dialled) < 40
+        assert "having said nothing" in client.trouble("127.0.0.1:9876")
+        proxy.close()
+
+        server = RemotingServer(sim.env(), processors(), RemotingConfig())
+        await server.start("127.0.0.1", 9876)
+        for _ in range(3):
+            await client.request("127.0.0.1:9876", RemotingCommand.request(ECHO), timeout=8.0)
+            assert not client.trouble("127.0.0.1:9876")
+            for connection in server.connections:
+                connection.close("for a test")
+            await asyncio.sleep(0.1)
+            begun = sim.loop.time()
+            await client.connect("127.0.0.1:9876")
+            assert sim.loop.time() - begun < 0.05
+        await client.close()
+        await server.close()
+
+    simulate(main)
+
+
 def test_an_address_that_no_resolver_takes_says_so_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main(sim: Simulation) -> None:
         async def refuse(*_: object, **__: object) -> None:
