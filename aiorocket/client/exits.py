@@ -9,8 +9,8 @@ from aiorocket.errors import UsageError
 
 __all__ = ("DeadLetter", "LeaseLost", "Retry", "Skip", "failure_of")
 
-#: These end the process or close the coroutine they are raised in.
-_NOT_OURS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+#: These end the process.
+_NOT_OURS = (KeyboardInterrupt, SystemExit)
 
 
 class _Exit(Exception):
@@ -69,11 +69,15 @@ class LeaseLost(Exception):
 def failure_of(error: BaseException, caller: asyncio.Task[None] | None) -> Exception:
     """What the application's code ended with, as a failure of its own: an Exception as it is, any other wrapped in a
     RuntimeError, CancelledError too when it comes from something it awaited and not from a cancellation of ``caller``,
-    the task that runs it. Raised on is what is meant for the caller, or for the process."""
+    the task that runs it, and GeneratorExit when that runs: the coroutine of one that waits is being closed. Raised on
+    is what is meant for the caller, or for the process."""
     if isinstance(error, Exception):
         return error
     cancelled = isinstance(error, asyncio.CancelledError) and (caller is None or caller.cancelling() > 0)
-    if cancelled or isinstance(error, _NOT_OURS):
+    closed = isinstance(error, GeneratorExit) and (
+        caller is None or asyncio.current_task(caller.get_loop()) is not caller
+    )
+    if cancelled or closed or isinstance(error, _NOT_OURS):
         raise error
     failure = RuntimeError(f"it ended with {type(error).__qualname__}: {text_of(error)}")
     failure.__cause__ = error

@@ -14,6 +14,7 @@ import pytest
 
 from aiorocket.client.app import Client
 from aiorocket.client.exits import DeadLetter
+from aiorocket.client.group.rebalance_hooks import call_hook
 from aiorocket.client.message import Message
 from aiorocket.client.push.consumer import Consumer
 from aiorocket.config import ClientConfig, ConsumerConfig
@@ -102,6 +103,48 @@ def test_an_exception_without_a_text_costs_no_worker(options: dict[str, Any], er
         assert "whose text cannot be had" in dead.properties["DLQ_REASON"]
 
     run(scenario)
+
+
+@pytest.mark.parametrize("options", [{}, {"orderly": True}, {"order_by": lambda message: 1}])
+def test_a_generator_exit_of_the_applications_own_costs_no_worker(options: dict[str, Any]) -> None:
+    """It is what closes a coroutine that waits; raised by a listener that runs it ended the worker, and an orderly
+    queue was nobody's any more."""
+
+    async def scenario(cluster: SimCluster) -> None:
+        seen: list[str] = []
+
+        async def on_message(message: Message) -> None:
+            seen.append(message.body.decode())
+            if message.body == b"0":
+                raise GeneratorExit
+
+        await send(cluster, 2)
+        await cluster.consumer("g", "t", on_message, concurrency=1, max_attempts=2, **options)
+        await cluster.settled({"g": ["t"]})
+        assert set(seen) == {"0", "1"}
+        assert len(cluster.note_dead_letters("g")["g"]) == 1
+
+    run(scenario)
+
+
+def test_a_generator_exit_is_a_failure_of_who_runs_and_the_end_of_who_waits() -> None:
+    async def main(sim: Simulation) -> None:
+        async def hook(queues: list[Queue]) -> None:
+            raise GeneratorExit
+
+        await call_hook(hook, [FIRST], 1.0)
+
+        async def waits(queues: list[Queue]) -> None:
+            await asyncio.Event().wait()
+
+        waiting = call_hook(waits, [FIRST], 1.0)
+        task = asyncio.ensure_future(waiting)
+        await asyncio.sleep(0.1)
+        waiting.close()
+        task.cancel()
+        await asyncio.wait([task])
+
+    simulate(main)
 
 
 async def send_batch(cluster: SimCluster, properties: bytes) -> None:

@@ -32,12 +32,12 @@ async def call_hook(hook: QueuesHook | None, queues: list[Queue], limit: float) 
     """Await a hook of the application for ``limit`` seconds at most; what it raises is logged."""
     if hook is None or not queues:
         return
-    name = getattr(hook, "__name__", repr(hook))
+    name, caller = getattr(hook, "__name__", repr(hook)), asyncio.current_task()
     try:
         async with asyncio.timeout(limit):
             await hook(queues)
     except TimeoutError:
         log.warning("%s was not done with %d queues after %g s, going on without it", name, len(queues), limit)
     except BaseException as error:
-        failure = failure_of(error, asyncio.current_task())
+        failure = failure_of(error, caller)
         log.error("%s failed for %d queues", name, len(queues), exc_info=failure)

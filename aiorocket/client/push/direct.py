@@ -81,7 +81,7 @@ async def consume_directly(
     handler = consuming((*middleware, *listener.middleware), listener.handler, listener.success)
     listener = replace(listener, handler=handler)
     loop = asyncio.get_running_loop()
-    began = loop.time()
+    began, caller = loop.time(), asyncio.current_task()
     context, remark = ConsumeOrderlyContext(message.queue), None
     try:
         async with asyncio.timeout(listener.timeout):
@@ -100,7 +100,7 @@ async def consume_directly(
         result, remark = "CR_LATER", str(error)
     except BaseException as error:  # noqa: BLE001 - the application's failure is the answer
         result = "CR_THROW_EXCEPTION"
-        remark = "".join(traceback.format_exception(failure_of(error, asyncio.current_task())))[-4000:]
+        remark = "".join(traceback.format_exception(failure_of(error, caller)))[-4000:]
     log.info("message %s consumed directly by group %s: %s", message.msg_id, member.group, result)
     return {
         "autoCommit": context.auto_commit,

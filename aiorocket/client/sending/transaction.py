@@ -229,15 +229,15 @@ class TransactionProducer(Producer):
         self, connection: Connection, header: CheckTransactionStateRequestHeader, record: bytes
     ) -> None:
         state, remark, msg_id, topic = TxState.UNKNOWN, None, header.msg_id or "", header.topic
+        caller = asyncio.current_task()
         try:
             message = from_record(self.client.config.namespace, record, broker_of(self.client.routes, connection))
             msg_id, topic = message.msg_id, topic or message._wire_topic
             async with self._check_turns:
                 state = _as_state(await _call(self._checker, message))
         except BaseException as error:
-            failure = failure_of(error, asyncio.current_task())
+            remark = f"checker: {(failure := failure_of(error, caller))!r}"
             log.warning("the check of transactional message %s failed", msg_id, exc_info=failure)
-            remark = f"checker: {failure!r}"
         answer = EndTransactionRequestHeader(
             self._wire_group, header.tran_state_table_offset, header.commit_log_offset, state.value, msg_id, True,
             header.transaction_id, topic,
