@@ -4,6 +4,7 @@ cancelled stops, twins."""
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -12,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from aiorocket.client.admin.admin import Admin
 from aiorocket.client.app import Client
-from aiorocket.client.exits import DeadLetter
+from aiorocket.client.exits import DeadLetter, Retry
 from aiorocket.client.group.rebalance_hooks import call_hook
 from aiorocket.client.message import Message
 from aiorocket.client.push.consumer import Consumer
@@ -77,6 +79,10 @@ class Wordless(Exception):
 
 
 class WordlessBase(BaseException):
+    __str__ = __repr__ = Wordless.__str__
+
+
+class WordlessRetry(Retry):
     __str__ = __repr__ = Wordless.__str__
 
 
@@ -145,6 +151,41 @@ def test_a_generator_exit_is_a_failure_of_who_runs_and_the_end_of_who_waits() ->
         await asyncio.wait([task])
 
     simulate(main)
+
+
+@pytest.mark.parametrize(
+    ("error", "result", "said"),
+    [
+        (Wordless(), "CR_THROW_EXCEPTION", "Wordless"),
+        (WordlessBase(), "CR_THROW_EXCEPTION", "WordlessBase"),
+        (GeneratorExit(), "CR_THROW_EXCEPTION", "it ended with GeneratorExit"),
+        (ValueError("half a pair: \ud800"), "CR_THROW_EXCEPTION", "half a pair: ?"),
+        (WordlessRetry(), "CR_LATER", "WordlessRetry, whose text cannot be had"),
+        (DeadLetter("\ud800"), "CR_LATER", "?"),
+    ],
+)
+def test_whatever_a_listener_raises_is_told_who_had_it_called(
+    caplog: pytest.LogCaptureFixture, error: BaseException, result: str, said: str
+) -> None:
+    caplog.set_level(logging.CRITICAL, "aiorocket.client")  # pytest cannot hand on half a pair from process to process
+
+    async def scenario(cluster: SimCluster) -> None:
+        async def on_message(message: Message) -> None:
+            raise error
+
+        await cluster.consumer("g", "t", on_message)
+        await send(cluster, 1)
+
+        async def ask() -> None:
+            async with Admin(nameservers=cluster.endpoints, env=cluster.sim.env()) as admin:
+                (stored,) = [each async for each in admin.messages.by_time("t")]
+                ((member, *_), *_) = (await admin.groups.members("g")).members
+                told = await admin.messages.consume_directly("g", member, stored)
+                assert told.result == result and said in told.remark
+
+        await cluster.sim.host("10.2.0.1").run(ask())
+
+    run(scenario)
 
 
 async def send_batch(cluster: SimCluster, properties: bytes) -> None:

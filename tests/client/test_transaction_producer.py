@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -413,6 +414,49 @@ def test_another_producer_of_the_group_answers_for_one_that_has_gone() -> None:
             await second_host.run(second.stop())
 
     simulate(main)
+
+
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise LookupError("no text")
+
+    __repr__ = __str__
+
+
+ODD = [Wordless(), ValueError("\ud800"), ValueError("x" * 20_000_000)]
+
+
+@pytest.mark.parametrize("error", [*ODD, GeneratorExit()])
+def test_whatever_a_checker_raises_the_broker_is_told_that_it_is_unknown(
+    caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
+    caplog.set_level(logging.CRITICAL, "aiorocket.client")  # pytest cannot hand on half a pair from process to process
+
+    async def check(message: Message) -> TxState:
+        raise error
+
+    async def scenario(cluster: FakeCluster, producer: TransactionProducer) -> None:
+        (broker,) = cluster.brokers
+        async with producer.transaction("t", b"x") as tx:
+            tx.leave_unknown()
+        await ends(broker)
+        ask(broker)
+        assert [header.commit_or_rollback for header in await ends(broker)] == [0, 0]
+        remark = broker.ends[1][1]
+        assert remark is not None and remark.startswith("checker: ") and len(remark) <= 500
+
+    run(scenario, checker=check)
+
+
+@pytest.mark.parametrize("error", ODD)
+def test_whatever_ends_a_block_rolls_back(error: Exception) -> None:
+    async def scenario(cluster: FakeCluster, producer: TransactionProducer) -> None:
+        with pytest.raises(type(error)):
+            async with producer.transaction("t", b"x"):
+                raise error
+        assert [header.commit_or_rollback for header in await ends(cluster.brokers[0])] == [12]
+
+    run(scenario)
 
 
 def test_questions_nobody_can_answer_end_nothing(caplog: pytest.LogCaptureFixture) -> None:

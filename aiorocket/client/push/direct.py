@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from aiorocket.client.core.dead_reason import text_of
 from aiorocket.client.core.namespace import unwrap
 from aiorocket.client.exits import DeadLetter, Retry, Skip, failure_of
 from aiorocket.client.group.member import Member
@@ -97,16 +98,16 @@ async def consume_directly(
     except Skip:
         result = "CR_SUCCESS"
     except (Retry, DeadLetter) as error:
-        result, remark = "CR_LATER", str(error)
+        result, remark = "CR_LATER", text_of(error)
     except BaseException as error:  # noqa: BLE001 - the application's failure is the answer
         result = "CR_THROW_EXCEPTION"
-        remark = "".join(traceback.format_exception(failure_of(error, caller)))[-4000:]
+        remark = "".join(traceback.format_exception(failure_of(error, caller)))
     log.info("message %s consumed directly by group %s: %s", message.msg_id, member.group, result)
     return {
         "autoCommit": context.auto_commit,
         "consumeResult": result,
         "order": listener.mode == "orderly",
-        "remark": remark,
+        "remark": remark and remark[-4000:].encode("utf-8", "replace").decode(),
         "spentTimeMills": int(1000 * (loop.time() - began)),
     }
 

@@ -40,6 +40,7 @@ from aiorocket_protocol import (
     RemotingCommand,
     RequestCode,
     parse_offset_msg_id,
+    reason_text,
 )
 
 __all__ = ("Checker", "Transaction", "TransactionProducer", "TransactionResult")
@@ -236,7 +237,7 @@ class TransactionProducer(Producer):
             async with self._check_turns:
                 state = _as_state(await _call(self._checker, message))
         except BaseException as error:
-            remark = f"checker: {(failure := failure_of(error, caller))!r}"
+            remark = _remark(failure := failure_of(error, caller), "checker")
             log.warning("the check of transactional message %s failed", msg_id, exc_info=failure)
         answer = EndTransactionRequestHeader(
             self._wire_group, header.tran_state_table_offset, header.commit_log_offset, state.value, msg_id, True,
@@ -336,8 +337,9 @@ class Transaction:
         return self.receipt
 
 
-def _remark(error: BaseException) -> str:
-    return f"local transaction: {type(error).__name__}: {text_of(error)}"
+def _remark(error: BaseException, where: str = "local transaction") -> str:
+    """As a frame can carry it, whatever the application raised."""
+    return reason_text(f"{where}: {type(error).__name__}: {text_of(error)}")
 
 
 def _not_delayed(message: OutgoingMessage) -> OutgoingMessage:
