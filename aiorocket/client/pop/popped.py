@@ -12,7 +12,7 @@ from aiorocket.client.exits import DeadLetter, Retry, Skip
 from aiorocket.client.message import Message, Origin
 from aiorocket.errors import RocketError
 from aiorocket.model import Queue
-from aiorocket_protocol import PopHandle
+from aiorocket_protocol import PopHandle, ProtocolError
 
 __all__ = ("PoppedMessage", "Popper", "backoff")
 
@@ -163,7 +163,7 @@ class PopProcessing:
             else:
                 log.warning("processing message %s of %s failed", message.msg_id, message.queue, exc_info=error)
                 done = await message._again(error, self._retry_delay)
-        except RocketError as failed:
+        except (RocketError, ProtocolError) as failed:
             log.warning(
                 "message %s of %s comes again: its broker cannot be told: %s", message.msg_id, message.queue, failed
             )

@@ -32,6 +32,8 @@ log = logging.getLogger("aiorocket.client")
 _HOLD = 15.0
 #: Seconds until a broker that failed, or a topic that nobody has, is asked again.
 _AGAIN = 3.0
+#: News that come within so many seconds cost no wait.
+_AT_ONCE = 0.1
 #: RocketMQ's limits of an invisible time: below, a message would come again before it has arrived.
 _LEAST, _MOST = 1.0, 12 * 3600.0
 
@@ -177,12 +179,19 @@ class SimpleConsumer:
             raise UsageError(f"invisible={invisible!r}: {_LEAST:g} to {_MOST:g} seconds")
         if not member.subscriptions:
             raise UsageError(f"simple consumer {self.group!r} has no topic: subscribe first")
-        until = self.client.loop.time() + timeout
+        loop = self.client.loop
+        until, in_vain = loop.time() + timeout, 0
         while True:
+            member.lifecycle.need_running()  # it may have been stopped meanwhile
             asked = await self._places()
             found = await self._pop(asked, max_messages, invisible)
+            begun = loop.time()
             if found or not await self._news(asked, until):
                 return found
+            # A broker that says at once that there is something, and gives nothing, must not make this spin.
+            in_vain = in_vain + 1 if loop.time() - begun < _AT_ONCE else 0
+            if in_vain > 1:
+                await asyncio.sleep(min(0.01 * 2.0 ** min(in_vain - 2, 7), until - loop.time()))
 
     # -- inside --
 
@@ -227,6 +236,7 @@ class SimpleConsumer:
         """Whether there may be something, before ``until``. A question outlives the call that asked it: its answer
         takes nothing, so it is as good for the next one."""
         loop = self.client.loop
+        self._member.lifecycle.need_running()
         if loop.time() >= until:
             return False
         for place in asked:

@@ -1,0 +1,90 @@
+"""The simple consumer beside a stop of its own, and brokers that answer oddly, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from aiorocket import Client, SimpleConsumer
+from aiorocket.client.pop.pops import Pops
+from aiorocket.errors import ProtocolError, UsageError
+from aiorocket.model import Queue
+from aiorocket.testing import SimCluster, Simulation, simulate
+
+Scenario = Callable[[SimpleConsumer], Awaitable[None]]
+
+
+def run(scenario: Scenario, *, shared: bool = False, messages: int = 0) -> None:
+    """With a consumer of topic t that is started."""
+
+    async def main(sim: Simulation) -> None:
+        async with SimCluster(sim) as cluster:
+            await cluster.create_topic("t", 1)
+            sender = await cluster.producer()
+            for number in range(messages):
+                await sender.send("t", f"{number}")
+
+            async def scene() -> None:
+                async with Client(nameservers=cluster.endpoints, env=sim.env()) as client:
+                    if shared:
+                        consumer = client.simple_consumer("g")
+                    else:
+                        consumer = SimpleConsumer("g", nameservers=cluster.endpoints, env=sim.env())
+                    await consumer.start()
+                    await consumer.subscribe("t", start_from="first")
+                    await scenario(consumer)
+                    await consumer.stop()
+
+            await sim.host("10.5.5.5").run(scene())
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_receive_ends_with_its_consumer(shared: bool) -> None:
+    """It raised a RuntimeError of a task scope."""
+
+    async def scenario(consumer: SimpleConsumer) -> None:
+        receiving = asyncio.ensure_future(consumer.receive(timeout=60))
+        await asyncio.sleep(2)
+        await consumer.stop()
+        async with asyncio.timeout(5):
+            with pytest.raises(UsageError, match="stop"):
+                await receiving
+
+    run(scenario, shared=shared)
+
+
+def test_a_broker_that_says_yes_and_gives_nothing_is_asked_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+
+    async def yes(self: Pops, place: Queue, hold: float) -> bool:
+        nonlocal asked
+        asked += 1
+        return True
+
+    monkeypatch.setattr(Pops, "wait", yes)
+
+    async def scenario(consumer: SimpleConsumer) -> None:
+        begun = asyncio.get_running_loop().time()
+        assert await consumer.receive(timeout=10) == []
+        assert asyncio.get_running_loop().time() - begun == pytest.approx(10, abs=0.1)
+        assert asked < 30
+
+    run(scenario)
+
+
+def test_an_answer_that_cannot_be_read_leaves_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unreadable(self: Pops, *_: object) -> bool:
+        raise ProtocolError("a header is missing", where="a test")
+
+    async def scenario(consumer: SimpleConsumer) -> None:
+        (message,) = await consumer.receive()
+        monkeypatch.setattr(Pops, "_keep", unreadable)
+        async with message.process(retry_delay=1):
+            raise ValueError("of the application")
+        assert not message.settled  # it comes again when its time is over
+
+    run(scenario, messages=1)
