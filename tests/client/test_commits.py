@@ -6,7 +6,8 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from aiorocket.client.group.commits import RemoteOffsets
+from aiorocket.client.core.start_from import Start
+from aiorocket.client.group.commits import Commits, RemoteOffsets
 from aiorocket.config import ClientConfig
 from aiorocket.errors import NotConnectedError
 from aiorocket.model import Queue
@@ -62,3 +63,30 @@ async def test_who_is_not_connected_is_connected_first() -> None:
     failures = await offsets(None, connect).write([(QUEUE, 5), (away, 6), (nowhere, 7)])
     assert link.sent == [5]
     assert {queue: str(error) for queue, error in failures.items()} == {away: "away", nowhere: "no route to broker ''"}
+
+
+async def test_where_a_queue_begins_is_stored_while_it_is_locked() -> None:
+    """Its next owner had consumed from there on, and was set back."""
+    other = QUEUE._replace(queue_id=1)
+    locked = {QUEUE, other}
+    written: list[tuple[Queue, int]] = []
+
+    class Store:
+        async def read(self, queue: Queue) -> int:
+            return -1
+
+        async def write(self, due: list[tuple[Queue, int]]) -> dict[Queue, Exception]:
+            written.extend(due)
+            locked.discard(other)  # while the first of the topic goes ahead
+            return {}
+
+    session = SimpleNamespace(loop=asyncio.get_running_loop())
+    leases = SimpleNamespace(valid=lambda queue, now: queue in locked)
+    member: Any = SimpleNamespace(session=session, leases=leases, broadcasting=False)
+    commits = Commits(member, Store())
+    lost = QUEUE._replace(queue_id=2)
+    starts = {queue: Start(7, False, at_end=True) for queue in (QUEUE, other, lost)}
+    starts[lost._replace(queue_id=3)] = Start(5, True)
+    begun = await commits.store_ends(starts)
+    assert set(written) == {(QUEUE, 7)}
+    assert {queue.queue_id: start.stored for queue, start in begun.items()} == {0: True, 1: False, 2: False, 3: True}

@@ -100,11 +100,18 @@ class Commits:
 
     async def store_ends(self, starts: Mapping[Queue, Start]) -> dict[Queue, Start]:
         """``starts``, and those at an end are stored before anything is read: until the first commit the group would
-        have no offset there, and who looks for the end next passes over what has come meanwhile."""
-        ends = {queue: start.offset for queue, start in starts.items() if start.at_end}
-        failures = await self.repair(ends) if ends else {}
+        have no offset there, and who looks for the end next passes over what has come meanwhile. Not those whose lock
+        is lost again: their next owner may be further."""
+        ends = [(queue, start.offset) for queue, start in starts.items() if start.at_end]
+        if not ends:
+            return dict(starts)
+        async with self._flushing:
+            for queue, offset in self._ours(ends):
+                self.offsets.repair(queue, offset)
+            await self._write(lambda: self._ours(ends))
+        stored = {entry for entry in ends if self.offsets.committed(entry[0]) == entry[1]}
         return {
-            queue: start._replace(stored=True) if queue in ends and queue not in failures else start
+            queue: start._replace(stored=True) if start.at_end and (queue, start.offset) in stored else start
             for queue, start in starts.items()
         }
 
@@ -113,13 +120,15 @@ class Commits:
         self.offsets.forget(queue)
 
     def _due(self, queues: Collection[Queue]) -> list[tuple[Queue, int]]:
-        due = [entry for entry in self.offsets.dirty() if entry[0] in queues]
+        return self._ours([entry for entry in self.offsets.dirty() if entry[0] in queues])
+
+    def _ours(self, due: list[tuple[Queue, int]]) -> list[tuple[Queue, int]]:
+        """Whoever may own a queue by now has a newer position: without our lock, ours is not news but damage."""
         leases = self._member.leases
-        if leases is not None:
-            # Whoever may own the queue by now has a newer position: without our lock, ours is not news but damage.
-            now = self._member.session.loop.time()
-            due = [(queue, offset) for queue, offset in due if leases.valid(queue, now)]
-        return due
+        if leases is None:
+            return due
+        now = self._member.session.loop.time()
+        return [(queue, offset) for queue, offset in due if leases.valid(queue, now)]
 
     async def _write(self, due: Callable[[], list[tuple[Queue, int]]]) -> dict[Queue, Exception]:
         written = due()
