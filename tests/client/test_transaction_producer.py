@@ -448,6 +448,35 @@ def test_whatever_a_checker_raises_the_broker_is_told_that_it_is_unknown(
     run(scenario, checker=check)
 
 
+def test_a_question_that_comes_while_a_check_is_cancelled_is_left_to_the_next_round() -> None:
+    """It was an error of the handler: nothing could be started any more."""
+    asked = 0
+
+    async def check(message: Message) -> TxState:
+        nonlocal asked
+        asked += 1
+        try:
+            await asyncio.sleep(100)
+        finally:
+            await asyncio.sleep(1)  # what it needs to let go
+        return TxState.COMMIT
+
+    async def scenario(cluster: FakeCluster, producer: TransactionProducer) -> None:
+        (broker,) = cluster.brokers
+        async with producer.transaction("t", b"x") as tx:
+            tx.leave_unknown()
+        ask(broker)
+        await asyncio.sleep(1)
+        stopping = asyncio.ensure_future(producer.stop())
+        await asyncio.sleep(0.5)
+        ask(broker)
+        await stopping
+        assert asked == 1
+        assert [header.commit_or_rollback for header in await ends(broker)] == [0]
+
+    run(scenario, checker=check)
+
+
 @pytest.mark.parametrize("error", ODD)
 def test_whatever_ends_a_block_rolls_back(error: Exception) -> None:
     async def scenario(cluster: FakeCluster, producer: TransactionProducer) -> None:

@@ -214,7 +214,7 @@ class TransactionProducer(Producer):
 
     def _check(self, connection: Connection, header: CheckTransactionStateRequestHeader, record: bytes) -> bool:
         """The broker asks (39) what became of a half message of this group."""
-        if not self._lifecycle.running:
+        if not self._lifecycle.running or self._checks.closed:
             return True
         if len(self._checks) >= self.config.max_waiting_checks:
             self.dropped_checks += 1
