@@ -16,7 +16,7 @@ from aiorocket.client.core.lifecycle import Lifecycle, State
 from aiorocket.client.core.offsets import OffsetTable
 from aiorocket.client.core.queue_choice import QueueChoice
 from aiorocket.client.core.retry import judge, remote_error
-from aiorocket.client.core.routes import TopicRoute, parse_nameservers
+from aiorocket.client.core.routes import TopicRoute, check_route, parse_nameservers
 from aiorocket.client.core.start_from import Ask, StartFrom, parse_start, question
 from aiorocket.client.core.subscriptions import Subscriptions, check_tags
 from aiorocket.errors import (
@@ -28,7 +28,7 @@ from aiorocket.errors import (
     UsageError,
 )
 from aiorocket.model import Queue
-from aiorocket_protocol import BrokerData, QueueData, TopicRouteData
+from aiorocket_protocol import BrokerData, ProtocolError, QueueData, TopicRouteData
 
 
 def queues(count: int, broker: str = "a", topic: str = "t") -> list[Queue]:
@@ -98,6 +98,14 @@ def test_route_gives_queues_by_permission() -> None:
     assert TopicRoute.from_data("t", route_data(perm=4)).publish == ()
     assert TopicRoute.from_data("t", route_data(perm=2)).subscribe == ()
     assert len(TopicRoute.from_data("t", route_data(), at_most=1).publish) == 1
+
+
+@pytest.mark.parametrize(("read", "write"), [(101, 4), (4, 101)])
+def test_a_number_of_queues_below_0_makes_no_room_for_others(read: int, write: int) -> None:
+    """Two thousand million of them were made of such a route."""
+    data = TopicRouteData([QueueData("a", read, write, 6), QueueData("b", -read, -write, 6)], [], None)
+    with pytest.raises(ProtocolError, match="101 queues"):
+        check_route("t", data, 100)
 
 
 def test_a_broker_without_master_is_read_but_not_written() -> None:

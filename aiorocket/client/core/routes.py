@@ -83,7 +83,9 @@ def check_route(topic: str, data: TopicRouteData, most: int) -> TopicRouteData:
     """``data``, when it has no more than ``most`` queues. ProtocolError."""
     parts = data.queue_datas
     ordered = sum(count for _, count in _parse_order_conf(data.order_topic_conf))
-    read, write = sum(part.read_queue_nums for part in parts), sum(part.write_queue_nums for part in parts)
+    # A number below 0 is no queue, and must not make room for others.
+    read = sum(max(0, part.read_queue_nums) for part in parts)
+    write = sum(max(0, part.write_queue_nums) for part in parts)
     queues = max(ordered, read, write)
     if queues > most:
         what = f"{queues} queues for topic {topic:.200}; the client's limit route_queues={most} is lower"
