@@ -246,7 +246,7 @@ class Session:
         try:
             async with asyncio.timeout(limit if timeout is None else min(limit, timeout)):
                 connection = await self.remoting.connect(address)
-        except (TimeoutError, NotConnectedError) as error:
+        except (TimeoutError, NotConnectedError, UsageError) as error:
             known = address in self.config.nameservers or address in self.remoting.reached
             raise unreached(address, str(error) or self.remoting.trouble(address), known=known) from None
         if self.producers or self.consumers:

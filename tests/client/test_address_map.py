@@ -96,6 +96,22 @@ def test_a_broker_is_reached_where_the_map_says(given: Mapping[str, str] | Calla
     run(scenario, brokers=1)
 
 
+@pytest.mark.parametrize("registered", ["broker-b", "fe80::2:10911", "10.0.0.3:0"])
+def test_a_broker_that_registered_no_address_leaves_the_others(registered: str) -> None:
+    """A send ended with UsageError, and so did the start of a consumer."""
+
+    async def scenario(cluster: FakeCluster, producer: Producer) -> None:
+        good, bad = cluster.brokers
+        bad.address = registered
+        for number in range(4):
+            await producer.send("t", b"%d" % number)
+        assert len(good.kept) == 4
+        with pytest.raises(NotConnectedError, match="address"):
+            await producer.client.connection(registered)
+
+    run(scenario, brokers=2)
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
