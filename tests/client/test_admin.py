@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -500,6 +500,19 @@ async def test_everything_is_asked_at_an_administration_listener(mq: Embedded, t
             found = await admin.messages.by_id(one.offset_msg_id.lower())
             assert found is not None and found.queue == one.queue
             assert await admin.messages.by_id(f"01{one.offset_msg_id[2:]}") is None, "another broker's"
+
+
+async def test_a_message_of_a_broker_with_an_ipv6_address_is_found_by_its_id(mq: Embedded, admin: Admin) -> None:
+    async with AsyncExitStack() as stack:
+        try:
+            await stack.enter_async_context(second(mq, host="::1", cluster="second"))
+        except UsageError as error:
+            pytest.skip(f"no IPv6 loopback here: {error}")
+        await admin.topics.create("events", 1, cluster="second")
+        await sent(mq, 1, "events")
+        (one,) = await admin.messages.by_key("events", "o-0")
+        found = await admin.messages.by_id(one.offset_msg_id)
+        assert found is not None and found.queue == one.queue
 
 
 async def test_a_message_of_a_broker_that_is_known_by_a_host_name_has_a_place(mq: Embedded, admin: Admin) -> None:

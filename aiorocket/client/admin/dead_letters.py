@@ -107,7 +107,7 @@ class DeadLetters:
 
         async def read(replay_id: str) -> tuple[str, DeadMessage] | None:
             host, port, offset = places[replay_id]
-            own = [name for name, at in masters.items() if at in (f"{host}:{port}", f"[{host}]:{port}")]
+            own = [name for name, at in masters.items() if at == f"{host}:{port}"]
             for name in own or masters:  # or one that is registered by another address
                 try:
                     header = ViewMessageRequestHeader(offset)

@@ -95,7 +95,7 @@ class Messages:
                 f"{offset_msg_id!r} is no offset id ({error}): a sender's is looked up in its topic (by_unique_key, "
                 "--topic)"
             ) from None
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = f"{host}:{port}"
         brokers = await self._ask.brokers()
         found = [each for each in brokers if each.address == address]
         if not found:  # registered by a host's name, or asked by another address than clients are told
