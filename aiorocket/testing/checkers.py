@@ -234,7 +234,8 @@ def one_at_a_time(history: History, group: str) -> list[Violation]:
 def duplicates_explained(history: History, grace: float = 180.0) -> list[Violation]:
     """A stored message is delivered again from its queue as the same attempt only after a fault or a change of the
     group, no longer than ``grace`` seconds before its first delivery (a broker misses a silent member after 120 s, the
-    next rebalance is 20 s later)."""
+    next rebalance is 20 s later). A history that has these more often cannot break this: give it less ``grace`` where
+    nobody has to be missed first. Of members that each read everything, give the history of one."""
     times = sorted(event.time for event in history if event.what in DISTURBANCES)
     last: dict[tuple[str, Queue, int, int], Event] = {}
     found = []

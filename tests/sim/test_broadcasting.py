@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -48,6 +49,10 @@ def test_every_member_reads_everything_and_goes_on_from_its_own_file(seed: int) 
         for member in members:
             own = [each for each in cluster.history if each.what == "acknowledged" or each.host == member.address]
             check(History(events=own), [checkers.no_message_lost, checkers.order_per_queue, checkers.offsets_stable])
-        check(cluster.history, [checkers.sends_end, checkers.nothing_invented, checkers.duplicates_explained])
+            # Of one member: what the others read as well is no repeat. Nobody has to be missed first.
+            own += [each for each in cluster.history if each.what == "fault"]
+            own.sort(key=lambda each: each.time)
+            check(History(events=own), [partial(checkers.duplicates_explained, grace=5)])
+        check(cluster.history, [checkers.sends_end, checkers.nothing_invented])
 
     simulate(scenario, seed)
