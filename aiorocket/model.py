@@ -12,15 +12,22 @@ from typing import NamedTuple
 
 from aiorocket.errors import BadNameError
 from aiorocket_protocol import (
+    COMPRESSION_MASK,
     MAX_GROUP,
     MAX_TOPIC,
     NAME_CHARACTER,
+    SYS_FLAG_COMPRESSED,
     SYS_FLAG_TRANSACTION_COMMIT,
     SYS_FLAG_TRANSACTION_ROLLBACK,
+    ProtocolError,
+    RecordView,
     ResponseCode,
+    beginning,
+    decode_properties,
 )
 
 __all__ = (
+    "LegibleRecord",
     "Queue",
     "average",
     "average_by_circle",
@@ -125,6 +132,55 @@ def body_row(body: bytes) -> dict[str, str]:
         return {"body": body.decode()}
     except UnicodeDecodeError:
         return {"body_base64": b2a_base64(body, newline=False).decode()}
+
+
+class LegibleRecord(RecordView):
+    """A stored message for those who look at it: what of one cannot be read hides neither its rest nor others. What of
+    its properties is not UTF-8 (a batch brings such) is U+FFFD. Only ``body`` raises ProtocolError, when it cannot be
+    unpacked."""
+
+    __slots__ = ()
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """All of them, RocketMQ's and the sender's. One dict per record; do not change it."""
+        if self._properties is None:
+            raw = self.raw_properties
+            try:
+                self._properties = decode_properties(raw)
+            except ProtocolError:
+                self._properties = decode_properties(raw.decode("utf-8", "replace").encode())
+        return self._properties
+
+    def _property(self, name: str, encoded: bytes) -> str | None:
+        try:
+            return super()._property(name, encoded)
+        except ProtocolError:
+            return self.properties.get(name)
+
+    @property
+    def body_or_raw(self) -> bytes:
+        """The body as sent; as stored when it cannot be unpacked."""
+        try:
+            return self.body
+        except ProtocolError:
+            return self.raw_body
+
+    def body_row(self) -> dict[str, str]:
+        """The body for a row of JSON: ``body``, or ``body_base64`` when it is not UTF-8. One that cannot be unpacked is
+        ``body_base64`` as it is stored, and ``body_problem`` says why."""
+        try:
+            return body_row(self.body)
+        except ProtocolError as error:
+            return {"body_base64": b2a_base64(self.raw_body, newline=False).decode(), "body_problem": str(error)}
+
+    def body_start(self, size: int) -> bytes:
+        """The first ``size`` bytes of the body, for the work of so many: it may be a thousand times as long as what is
+        stored. ProtocolError when it cannot be unpacked."""
+        body = self.raw_body
+        if self.sys_flag & SYS_FLAG_COMPRESSED:
+            body = beginning(body, self.sys_flag & COMPRESSION_MASK, size)
+        return body[:size]
 
 
 def check_topic(topic: str) -> str:

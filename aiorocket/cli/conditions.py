@@ -19,7 +19,7 @@ FIELDS: dict[str, Callable[[DeadMessage], list[str]]] = {
     "keys": lambda message: message.keys,
     "topic": lambda message: [message.origin_topic],
     "id": lambda message: [message.msg_id],
-    "body": lambda message: [message.body.decode("utf-8", "replace")],
+    "body": lambda message: [message.body_or_raw.decode("utf-8", "replace")],
 }
 _NUMBERS: dict[str, Callable[[DeadMessage], int]] = {
     "reconsume_times": lambda message: message.reconsume_times,

@@ -13,11 +13,12 @@ import click
 from aiorocket import Client, Message
 from aiorocket.cli.counts import counted
 from aiorocket.cli.positions import Positions
+from aiorocket.cli.show import visible
 from aiorocket.cli.stopping import stop_signals
 from aiorocket.cli.terminal import INTERRUPTED
 from aiorocket.config import ClientConfig, ConsumerConfig
-from aiorocket.errors import RemoteError
-from aiorocket.model import Queue, body_row, check_group, check_topic
+from aiorocket.errors import ProtocolError, RemoteError
+from aiorocket.model import LegibleRecord, Queue, body_row, check_group, check_topic
 
 __all__ = ("Reader",)
 
@@ -123,11 +124,23 @@ class Reader:
         while not await self._reached(positions, ends):  # noqa: ASYNC110 - the brokers know, and tell nobody of a commit
             await asyncio.sleep(_LOOK)
 
+    def _text(self, message: Message) -> bytes:
+        """What is printed of it. What cannot be read is no reason to send it back: the group would have consumed it
+        some time, and nobody seen it."""
+        try:
+            return _as_json(message, message) if self._as_json else message.body
+        except ProtocolError as error:
+            queue = message.queue
+            where = f"{queue.broker_name}:{queue.queue_id}:{message.queue_offset}"
+            click.echo(visible(f"message {where} is printed as far as it can be read: {error}"), err=True)
+            read = LegibleRecord(message.buffer, message.start, message.end)
+            return _as_json(message, read) if self._as_json else read.body_or_raw
+
     async def _print(self, message: Message) -> None:
         if self._enough.is_set():
             # It came after the last one that was wanted. Never returning leaves it, and its offset, to the group.
             await asyncio.Event().wait()
-        text = _as_json(message) if self._as_json else message.body
+        text = self._text(message)
         try:
             sys.stdout.buffer.write(text + b"\n")
             sys.stdout.buffer.flush()
@@ -142,7 +155,7 @@ class Reader:
             self._enough.set()
 
 
-def _as_json(message: Message) -> bytes:
+def _as_json(message: Message, read: LegibleRecord | Message) -> bytes:
     queue = message.queue
     return json.dumps(
         {
@@ -150,14 +163,14 @@ def _as_json(message: Message) -> bytes:
             "broker": queue.broker_name,
             "queue": queue.queue_id,
             "offset": message.queue_offset,
-            "msg_id": message.msg_id,
-            "tag": message.tag,
-            "keys": message.keys,
+            "msg_id": read.msg_id,
+            "tag": read.tag,
+            "keys": read.keys,
             "born_ms": message.born_timestamp,
             "stored_ms": message.store_timestamp,
             "reconsume_times": message.reconsume_times,
-            "properties": message.properties,
-            **body_row(message.body),
+            "properties": read.properties,
+            **(read.body_row() if isinstance(read, LegibleRecord) else body_row(read.body)),
         },
         ensure_ascii=False,
     ).encode()

@@ -146,7 +146,7 @@ async def _show(group: str, message_id: str, config: ClientConfig, brokers: tupl
     fitting_table(f"Dead letter of group {group}", ("", ""), rows)
     click.echo()
     sys.stdout.flush()
-    sys.stdout.buffer.write(message.body + b"\n")
+    sys.stdout.buffer.write(message.body_or_raw + b"\n")
     sys.stdout.buffer.flush()
     return 0
 
@@ -218,15 +218,13 @@ def _row(message: DeadMessage) -> Row:
         message.tag,
         " ".join(message.keys),
         str(message.reconsume_times),
-        str(len(message.body)),
+        str(len(message.body_or_raw)),
         "yes" if message.replayed else "",
         ": ".join(filter(None, (message.error, message.reason))),
     )
 
 
 def _as_dict(message: DeadMessage) -> dict[str, Any]:
-    from aiorocket.model import body_row  # no help needs it
-
     return {
         "msg_id": message.msg_id,
         "replay_id": message.replay_id,
@@ -245,5 +243,5 @@ def _as_dict(message: DeadMessage) -> dict[str, Any]:
         "given_up_ms": message.store_timestamp,
         "replayed": message.replayed,
         "properties": message.properties,
-        **body_row(message.body),
+        **message.body_row(),
     }

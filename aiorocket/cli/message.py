@@ -125,7 +125,7 @@ def tail(topic: str, count: int | None, tags: str, sql: str | None) -> Work:
                 else:
                     where = f"{each.queue.broker_name}:{each.queue.queue_id}:{each.queue_offset}"
                     words = (when(each.store_timestamp), each.msg_id, where, each.tag, *each.keys)
-                    click.echo(visible("  ".join([*filter(None, words), each.body.decode(errors="replace")])))
+                    click.echo(visible("  ".join([*filter(None, words), each.body_or_raw.decode(errors="replace")])))
                 sys.stdout.flush()
                 left = None if left is None else left - 1
                 if left == 0:

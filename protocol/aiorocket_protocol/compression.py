@@ -8,7 +8,15 @@ from typing import Any
 from aiorocket_protocol.errors import ProtocolError
 from aiorocket_protocol.limits import MAX_DECOMPRESSED
 
-__all__ = ("COMPRESSION_LZ4", "COMPRESSION_MASK", "COMPRESSION_ZLIB", "COMPRESSION_ZSTD", "compress", "decompress")
+__all__ = (
+    "COMPRESSION_LZ4",
+    "COMPRESSION_MASK",
+    "COMPRESSION_ZLIB",
+    "COMPRESSION_ZSTD",
+    "beginning",
+    "compress",
+    "decompress",
+)
 
 #: Bits of sysFlag; 0 is what old peers write for zlib.
 COMPRESSION_MASK = 0x700
@@ -48,6 +56,29 @@ def decompress(data: bytes, compression: int, limit: int = MAX_DECOMPRESSED) -> 
     if len(body) > limit:
         raise ProtocolError(f"more than {limit} bytes when decompressed", where=_WHERE)
     return body
+
+
+def beginning(data: bytes, compression: int, size: int) -> bytes:
+    """The first ``size`` bytes of what ``decompress`` would give, or all there are, for the work of so many: nothing is
+    known of what is behind them. ProtocolError for data that is damaged before that."""
+    if compression in (0, COMPRESSION_ZLIB):
+        try:
+            return zlib.decompressobj().decompress(data, size)
+        except zlib.error as error:
+            raise ProtocolError(f"not zlib: {error}", where=_WHERE) from None
+    if compression == COMPRESSION_LZ4:
+        stream = _lz4().LZ4FrameDecompressor()
+        try:
+            return bytes(stream.decompress(data, max_length=size))
+        except (RuntimeError, ValueError, EOFError) as error:
+            raise ProtocolError(f"not an LZ4 frame: {error}", where=_WHERE) from None
+    if compression == COMPRESSION_ZSTD:
+        zstd = _zstd()
+        try:
+            return bytes(zstd.ZstdDecompressor(max_window_size=_MAX_WINDOW).stream_reader(data).read(size))
+        except (zstd.ZstdError, MemoryError) as error:
+            raise ProtocolError(f"not a zstd frame: {error}", where=_WHERE) from None
+    raise ProtocolError(f"type 0x{compression:x} is unknown", where=_WHERE)
 
 
 def _unzlib(data: bytes, limit: int) -> bytes:

@@ -153,6 +153,14 @@ class Peer:
         items = [(body, 0, encode_properties({"UNIQ_KEY": f"K{n}"})) for n, body in enumerate(bodies)]
         return await self.call(320, send_header(batch=True, properties=properties, **changes), encode_batch(items))
 
+    async def send_illegible(self, topic: str, queue_id: int = 0) -> None:
+        """Two messages that brokers take from somebody's own client: ``b"one"`` with the tag ``t`` and a key that is
+        not UTF-8, and a body that says it is packed and is not."""
+        items = [(b"one", 0, b"KEYS\x01k\xff\x02TAGS\x01t\x02")]
+        header = send_header(topic, queue_id, batch=True)
+        assert (await self.call(320, header, encode_batch(items))).code == 0
+        assert (await self.send(b"not zlib", topic=topic, queue_id=queue_id, sys_flag=1)).code == 0
+
     async def pull(self, *args: Any, **changes: Any) -> RemotingCommand:
         return await self.call(11, pull_header(*args, **changes))
 

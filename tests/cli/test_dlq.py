@@ -154,7 +154,7 @@ def test_the_package_is_a_command(aiorocket: Any) -> None:
 
 def message(**changes: Any) -> Any:
     values = {
-        "tag": "paid", "keys": ["o-1", "o-2"], "origin_topic": "orders", "msg_id": "7F", "body": b"42 EUR",
+        "tag": "paid", "keys": ["o-1", "o-2"], "origin_topic": "orders", "msg_id": "7F", "body_or_raw": b"42 EUR",
         "reconsume_times": 16, "queue": SimpleNamespace(queue_id=0), "queue_offset": 7,
         "properties": {"tenant": "acme"},
     }  # fmt: skip
@@ -204,7 +204,7 @@ def test_any_value_can_be_asked_for(value: str, operator: str) -> None:
 def test_all_conditions_must_hold() -> None:
     assert every([]) is None
     both = every([condition("tag=paid"), condition("body~USD")])
-    assert both is not None and not both(message()) and both(message(body=b"1 USD"))
+    assert both is not None and not both(message()) and both(message(body_or_raw=b"1 USD"))
 
 
 def test_every_command_of_the_group_explains_itself() -> None:

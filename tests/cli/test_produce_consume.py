@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shlex
 import socket
@@ -12,6 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+from aiorocket.testing.server import broker_thread
+from tests.broker.peer import Peer
 
 
 def lines(text: str) -> list[str]:
@@ -53,6 +57,32 @@ def test_bytes_that_are_no_text_are_kept(aiorocket: Any, standalone: str) -> Non
     assert aiorocket.run("produce", "raw", "--nameserver", standalone, stdin=b"\xff\x00\xfe\n").code == 0
     read = aiorocket.run("consume", "raw", "--group", "g", "--json", "--nameserver", standalone)
     assert json.loads(read.out)["body_base64"] == "/wD+"
+
+
+def test_a_message_that_cannot_be_read_is_shown_as_far_as_it_can(aiorocket: Any) -> None:
+    async def send(port: int) -> None:
+        peer = await Peer.connect(port)
+        await peer.send_illegible("foreign")
+        await peer.send_illegible("%DLQ%g")
+        await peer.close()
+
+    with broker_thread() as server:
+        for topic in ("foreign", "%DLQ%g"):
+            server.create_topic(topic, queues=1)
+        asyncio.run(send(server.embedded.broker.port))
+        where = ("--nameserver", server.nameserver_address)
+        read = aiorocket.run("consume", "foreign", "--group", "g", *where)
+        assert (read.code, read.out) == (0, "one\nnot zlib\n"), read.err
+        assert read.err.startswith("message broker-a:0:1 is printed as far as it can be read: compressed body")
+        read = aiorocket.run("consume", "foreign", "--group", "h", "--json", *where)
+        first, second = (json.loads(line) for line in read.out.splitlines())
+        assert (first["keys"], first["tag"], first["properties"]["KEYS"]) == (["k\ufffd"], "t", "k\ufffd"), read.err
+        assert second["body_base64"] == "bm90IHpsaWI=" and "not zlib" in second["body_problem"]
+        # Nothing went back to be shown some time later, to nobody.
+        assert not server.messages("%RETRY%g") and not server.messages("%RETRY%h")
+        assert "k\ufffd" in aiorocket.run("message", "list", "foreign", *where).out
+        listed = aiorocket.run("dlq", "list", "g", "--where", "body~zlib", *where)
+        assert listed.code == 0 and "1 dead letter of" in listed.out, listed
 
 
 def test_lines_that_cannot_be_sent_are_named_and_the_others_are_sent(aiorocket: Any, standalone: str) -> None:

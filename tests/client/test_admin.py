@@ -27,6 +27,7 @@ from aiorocket import (
     UsageError,
 )
 from aiorocket.broker import Broker
+from aiorocket.cli.conditions import condition
 from aiorocket.client.admin.asking import Missing, gathered, side_by_side
 from aiorocket.client.admin.brokers import Brokers
 from aiorocket.client.admin.dead_letters import DeadLetters
@@ -43,8 +44,9 @@ from aiorocket.config import BrokerConfig, ConsumerConfig
 from aiorocket.errors import NotConnectedError, RocketError
 from aiorocket.model import Queue
 from aiorocket.runtime.env import real_env
-from aiorocket_protocol import REVIVE_TOPIC_PREFIX, TIMER_TOPIC, RequestCode, split_records
-from tests.broker.peer import away
+from aiorocket_protocol import REVIVE_TOPIC_PREFIX, TIMER_TOPIC, TRACE_TOPIC, RequestCode, split_records
+from aiorocket_protocol.message_trace import TraceRecord, write_trace
+from tests.broker.peer import Peer, away
 from tests.broker.test_calls import asked, consumer, reply
 
 
@@ -265,6 +267,35 @@ async def test_messages(mq: Embedded, admin: Admin) -> None:
                 new.update(await sent(mq, 1))
                 await asyncio.sleep(0.02)
         assert coming.result().msg_id in new
+
+
+async def test_a_message_that_cannot_be_read_hides_no_other(mq: Embedded, admin: Admin) -> None:
+    peer = await Peer.connect(mq.broker.port)
+    await peer.send_illegible("orders")
+    await peer.send(b"good", topic="orders")
+    bad, packed, good = [each async for each in admin.messages.by_time("orders")]
+    assert (bad.tag, bad.keys, bad.properties["KEYS"], bad.body_or_raw) == ("t", ["k\ufffd"], "k\ufffd", b"one")
+    row = packed.row()
+    assert row["body_base64"] == "bm90IHpsaWI=" and "not zlib" in row["body_problem"]
+    assert packed.body_or_raw == b"not zlib"
+    assert good.row()["body"] == "good" and admin.messages.to_send(bad.row()).keys == ["k\ufffd"]
+    with pytest.raises(UsageError, match="could not be unpacked"):  # and passed for what was sent
+        admin.messages.to_send(row)
+    assert (bad.body_start(2), good.body_start(9)) == (b"on", b"good")
+    await admin.topics.create("%DLQ%billing", 1)
+    await peer.send_illegible("%DLQ%billing")
+    await peer.send(b"dead", topic="%DLQ%billing")
+    await peer.close()
+    letters = [each async for each in admin.dlq("billing").messages(where=condition("body~dead"))]
+    assert [each.body for each in letters] == [b"dead"]
+    report = await admin.dlq("billing").replay(to="orders", confirm=True)
+    assert (report.sent, report.failed) == (2, 1) and "UTF-8" in (report.failures[0].error or "")
+    # A message of the trace topic is anybody's, and may unfold to more than all the others.
+    record = write_trace(TraceRecord("Pub", "m-1", 1)).encode()
+    async with mq.producer() as producer:
+        await producer.send(TRACE_TOPIC, record, keys=["m-1"])
+        await producer.send(TRACE_TOPIC, record + b" " * 300_000 + record, keys=["m-1"])
+    assert len(await admin.messages.trace("m-1")) == 2
 
 
 async def test_a_tail_picks_by_tag_or_sql(mq: Embedded, admin: Admin) -> None:

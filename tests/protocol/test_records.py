@@ -25,6 +25,7 @@ from aiorocket_protocol import (
     SYS_FLAG_COMPRESSED,
     ProtocolError,
     RecordView,
+    beginning,
     check_record,
     compress,
     decode_batch,
@@ -252,7 +253,7 @@ def streamed_zstd(body: bytes) -> bytes:
     return bytes(stream.compress(body) + stream.flush())
 
 
-@pytest.mark.parametrize(
+PACKERS = pytest.mark.parametrize(
     ("kind", "pack"),
     [
         (COMPRESSION_ZLIB, zlib.compress),
@@ -262,6 +263,9 @@ def streamed_zstd(body: bytes) -> bytes:
     ],
     ids=["zlib", "lz4", "zstd", "zstd-streamed"],
 )
+
+
+@PACKERS
 def test_a_bomb_takes_no_memory(kind: int, pack: Callable[[bytes], bytes]) -> None:
     bomb = pack(bytes(32 << 20))
     tracemalloc.start()
@@ -271,6 +275,23 @@ def test_a_bomb_takes_no_memory(kind: int, pack: Callable[[bytes], bytes]) -> No
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+@PACKERS
+def test_the_beginning_of_a_body_takes_the_work_of_the_beginning(kind: int, pack: Callable[[bytes], bytes]) -> None:
+    body = bytes(range(256)) * 40
+    assert beginning(pack(body), kind, 1000) == body[:1000] and beginning(pack(body), kind, 99_999) == body
+    bomb = pack(bytes(32 << 20))
+    tracemalloc.start()
+    try:
+        assert beginning(bomb, kind, 1000) == bytes(1000)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    with pytest.raises(ProtocolError):
+        beginning(b"not packed", kind, 1000)
+    with pytest.raises(ProtocolError, match="unknown"):
+        beginning(b"", 0x400, 1000)
 
 
 def test_zstd_of_unknown_size() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aiorocket.client.core.namespace import unwrap
-from aiorocket.model import Queue
+from aiorocket.model import LegibleRecord, Queue
 from aiorocket_protocol import (
     PROPERTY_DLQ_ERROR,
     PROPERTY_DLQ_HOST,
@@ -11,13 +11,12 @@ from aiorocket_protocol import (
     PROPERTY_DLQ_REASON,
     PROPERTY_ORIGIN_MESSAGE_ID,
     PROPERTY_RETRY_TOPIC,
-    RecordView,
 )
 
 __all__ = ("DeadMessage",)
 
 
-class DeadMessage(RecordView):
+class DeadMessage(LegibleRecord):
     """A message in ``%DLQ%group``. Body, keys, tag and properties are those it was sent with; ``msg_id`` is the
     sender's; ``store_timestamp`` is when it was given up (ms)."""
 

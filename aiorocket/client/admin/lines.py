@@ -15,6 +15,8 @@ def from_row(row: dict[str, Any]) -> OutgoingMessage:
     """What of it is its sender's, to be sent; what RocketMQ reserves told of its way to where it was. A row of
     `dlq list --json` goes to where the message came from. ValueError, TypeError, KeyError or AttributeError for what is
     no such row."""
+    if "body_problem" in row:  # nobody would take what is stored of it for what was sent
+        raise ValueError(f"its body could not be unpacked: {row['body_problem']}")
     properties = {str(name): str(value) for name, value in row["properties"].items()}
     return OutgoingMessage(
         topic=str(row["topic"] if "topic" in row else row["origin_topic"]),

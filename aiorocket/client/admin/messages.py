@@ -14,7 +14,7 @@ from aiorocket.client.core.subscriptions import check_filter, subscription_data
 from aiorocket.client.queue_scan import QueueScan
 from aiorocket.client.topic_admin import master_of
 from aiorocket.errors import NotConnectedError, RemoteError, RocketError, TopicNotFoundError, UsageError
-from aiorocket.model import OutgoingMessage, Queue, body_row
+from aiorocket.model import LegibleRecord, OutgoingMessage, Queue
 from aiorocket_protocol import (
     ALL_TAGS,
     EXT_UNIQUE_KEY_QUERY,
@@ -23,7 +23,6 @@ from aiorocket_protocol import (
     ConsumeMessageDirectlyResultRequestHeader,
     ProtocolError,
     QueryMessageRequestHeader,
-    RecordView,
     RemotingCommand,
     RequestCode,
     ResponseCode,
@@ -39,9 +38,11 @@ __all__ = ("ConsumedDirectly", "Messages", "StoredMessage")
 
 _NONE = (int(ResponseCode.QUERY_NOT_FOUND),)
 _FOREVER = (1 << 63) - 1
+#: Bytes of a message of the trace topic that are read; clients write 128,000 at most.
+_TRACE = 256 * 1024
 
 
-class StoredMessage(RecordView):
+class StoredMessage(LegibleRecord):
     """A message as a broker has it, with ``body``, ``keys``, ``tag``, ``properties``, ``msg_id`` ..."""
 
     __slots__ = ("queue",)
@@ -51,12 +52,12 @@ class StoredMessage(RecordView):
 
     def row(self) -> dict[str, Any]:
         """All of it for JSON, as `aiorocket message dump` writes it a line; a body that is not UTF-8 is
-        ``body_base64``. ``Messages.to_send`` makes a message of it."""
+        ``body_base64`` (``LegibleRecord.body_row``). ``Messages.to_send`` makes a message of it."""
         return {
             "msg_id": self.msg_id, "offset_msg_id": self.offset_msg_id, "topic": self.queue.topic,
             "broker": self.queue.broker_name, "queue": self.queue.queue_id, "offset": self.queue_offset,
             "stored_ms": self.store_timestamp, "tag": self.tag, "keys": self.keys, "properties": self.properties,
-            **body_row(self.body),
+            **self.body_row(),
         }  # fmt: skip
 
 
@@ -158,7 +159,7 @@ class Messages:
             found = await self.by_key(TRACE_TOPIC, msg_id)
         except TopicNotFoundError:
             return Answers()
-        records = [record for each in found for record in read_trace(each.body) if record.msg_id == msg_id]
+        records = [record for each in found for record in _trace(each) if record.msg_id == msg_id]
         answers = Answers(sorted(records, key=lambda each: (each.timestamp, TRACE_ORDER.index(each.kind))))
         answers.missing = found.missing
         return answers
@@ -365,3 +366,11 @@ class Messages:
         for each in found:
             each.queue = Queue(self._ask.shown(each.topic), broker, each.queue_id)
         return found
+
+
+def _trace(message: StoredMessage) -> list[TraceRecord]:
+    """The records in a message of the trace topic, which anybody may write."""
+    try:
+        return read_trace(message.body_start(_TRACE))
+    except ProtocolError:
+        return []

@@ -47,6 +47,7 @@ from aiorocket_protocol import (
     RETRY_PREFIX,
     SYS_FLAG_COMPRESSED,
     ProtocolError,
+    decode_properties,
     encode_properties,
 )
 
@@ -198,10 +199,9 @@ class Replay:
         if not topic:
             raise UsageError(f"it has no property {PROPERTY_RETRY_TOPIC} that says where it came from: name a topic")
         topic, origin = wrap(self._namespace, topic), wrap(self._namespace, message.origin_topic)
+        sent = decode_properties(message.raw_properties)  # what was only made legible is not sent
         properties = {
-            name: value
-            for name, value in message.properties.items()
-            if name in _KEPT or (name not in RESERVED and name not in _WHY)
+            name: value for name, value in sent.items() if name in _KEPT or (name not in RESERVED and name not in _WHY)
         }
         if topic.startswith(RETRY_PREFIX) and origin:
             # What a consumer of retries takes for the topic. Elsewhere the broker sets it with the next failure; the
