@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-__all__ = ("FORMS", "Shown", "preview", "shown")
+__all__ = ("FORMS", "PREVIEWED", "Shown", "preview", "shown")
 
 FORMS = ("text", "json", "hex")
 #: Bytes that are shown.
 MOST = 64 * 1024
 _PREVIEW = 160
+#: Bytes that a preview is made of.
+PREVIEWED = _PREVIEW * 4
+#: Characters of JSON: what is nested deeply is indented, and may take a thousand times its bytes.
+_MOST_JSON = 8 * MOST
 
 
 class Shown(NamedTuple):
@@ -27,18 +31,17 @@ def shown(body: bytes, form: str = "") -> Shown:
         form = _kind(body)
     if form == "hex":
         return Shown("hex", hexadecimal(body[:MOST]), max(0, len(body) - MOST))
-    if form == "json" and len(body) <= MOST:
-        try:
-            text = json.dumps(json.loads(body), indent=2, ensure_ascii=False)
-            return Shown("json", text.encode(errors="backslashreplace").decode(), 0)
-        except (ValueError, RecursionError):
-            form = "text"
+    if form == "json":
+        text = _json(body)
+        if text is not None:
+            return Shown("json", text, 0)
+        form = "text"
     return Shown(form, _text(body[:MOST]), max(0, len(body) - MOST))
 
 
 def preview(body: bytes) -> str:
     """A line."""
-    text = body[: _PREVIEW * 4].decode("utf-8", "replace")
+    text = body[:PREVIEWED].decode("utf-8", "replace")
     return " ".join("".join(each if each.isprintable() or each.isspace() else "\ufffd" for each in text).split())[
         :_PREVIEW
     ]
@@ -52,6 +55,22 @@ def hexadecimal(body: bytes) -> str:
         digits = f"{part[:8].hex(' '):23}  {part[8:].hex(' '):23}"
         lines.append(f"{at:08x}  {digits}  {''.join(chr(each) if 32 <= each < 127 else '.' for each in part)}")
     return "\n".join(lines)
+
+
+def _json(body: bytes) -> str | None:
+    """Indented; None for what is no JSON, or too much of it."""
+    if len(body) > MOST:
+        return None
+    parts, length = [], 0
+    try:
+        for part in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(json.loads(body)):
+            parts.append(part)
+            length += len(part)
+            if length > _MOST_JSON:
+                return None
+    except (ValueError, RecursionError):
+        return None
+    return "".join(parts).encode(errors="backslashreplace").decode()
 
 
 def _kind(body: bytes) -> str:

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response
 
-from aiorocket.dashboard.body import FORMS, preview, shown
+from aiorocket.dashboard.body import FORMS, PREVIEWED, Shown, preview, shown
 from aiorocket.dashboard.site import moment, number, query, site_of
 from aiorocket.errors import ProtocolError, UsageError
+from aiorocket.runtime.threads import in_thread
 
 __all__ = ("Row", "message", "message_body", "messages", "row_of")
 
@@ -20,7 +21,7 @@ MOST, _QUEUES, _PATIENCE = 64, 64, 15.0
 
 
 class Row(NamedTuple):
-    """A message in a list: what it takes to find it again, and a look at its body."""
+    """A message in a list: what it takes to find it again, and a look at its body, stored in ``size`` bytes."""
 
     topic: str
     broker: str
@@ -36,13 +37,13 @@ class Row(NamedTuple):
 
 def row_of(message: Any) -> Row:
     try:
-        body, look = message.body, None
+        look = preview(message.body_start(PREVIEWED))
     except ProtocolError as error:  # packed in a way that is not known here, or broken
-        body, look = message.raw_body, f"({error})"
+        look = f"({error})"
     topic, broker, queue = message.queue
     return Row(
         topic, broker, queue, message.queue_offset, message.store_timestamp, message.tag, " ".join(message.keys),
-        message.msg_id, len(body), preview(body) if look is None else look,
+        message.msg_id, len(message.raw_body), look,
     )  # fmt: skip
 
 
@@ -92,24 +93,26 @@ async def _by_place(request: Request, offset_msg_id: str) -> list[Row] | None:
 
 async def message(request: Request) -> Response:
     found = await _found(request)
-    form = query(request, "as")
-    try:
-        body, why = found.body, ""
-    except ProtocolError as error:
-        body, why = found.raw_body, str(error)
+    body, size, why = await in_thread(_unpacked, found, query(request, "as"))
     return site_of(request).render(
-        request, "message.html", message=found, body=shown(body, form), size=len(body), why=why, forms=FORMS,
-        keys=found.keys, properties=sorted(found.properties.items()),
+        request, "message.html", message=found, body=body, size=size, why=why, forms=FORMS, keys=found.keys,
+        properties=sorted(found.properties.items()),
     )  # fmt: skip
+
+
+def _unpacked(message: Any, form: str) -> tuple[Shown, int, str]:
+    """The body as it is shown, its length, and why it is as stored if it is. For a thread: it may unfold to 64 MiB."""
+    try:
+        body, why = message.body, ""
+    except ProtocolError as error:
+        body, why = message.raw_body, str(error)
+    return shown(body, form), len(body), why
 
 
 async def message_body(request: Request) -> Response:
     """The bytes, as a file: a browser shall not take them for a page."""
     found = await _found(request)
-    try:
-        body = found.body
-    except ProtocolError:
-        body = found.raw_body
+    body = await in_thread(lambda: found.body_or_raw)
     headers = {"content-disposition": f'attachment; filename="message-{found.queue_offset}.bin"'}
     return Response(body, media_type="application/octet-stream", headers=headers)
 

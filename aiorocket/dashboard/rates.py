@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from math import isfinite
 from typing import NamedTuple
 
 from aiorocket import Admin
@@ -58,8 +59,9 @@ class Rates:
 
 
 def _first(text: str) -> float:
-    """RocketMQ says rates over 10 s, a minute and ten, with blanks between."""
+    """RocketMQ says rates over 10 s, a minute and ten, with blanks between; Java's are NaN where no time has passed."""
     try:
-        return float(text.split()[0])
+        found = float(text.split()[0])
     except (IndexError, ValueError):
         return 0.0
+    return found if isfinite(found) else 0.0

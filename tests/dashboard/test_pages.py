@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import tracemalloc
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -16,11 +18,12 @@ from aiorocket.client.admin.asking import Answers
 from aiorocket.client.admin.topics import QueueStatus
 from aiorocket.dashboard import findings, guard
 from aiorocket.dashboard.body import preview, shown
+from aiorocket.dashboard.rates import _first
 from aiorocket.dashboard.settings import DashboardConfig
 from aiorocket.model import Queue
 from aiorocket_protocol import TRACE_TOPIC
 from aiorocket_protocol.message_trace import TraceRecord, write_trace
-from tests.broker.peer import away
+from tests.broker.peer import Peer, away
 from tests.broker.test_calls import asked, consumer, reply
 from tests.dashboard.conftest import Visit
 
@@ -385,6 +388,44 @@ async def test_a_broker_that_was_away_for_a_look_is_not_shown_from_its_beginning
         assert "new" in rows and "old" not in rows
 
 
+async def test_a_message_that_cannot_be_read_hides_no_other(mq: Embedded, visit: Visit) -> None:
+    await mq.create_topic("foreign", queues=1)
+    peer = await Peer.connect(mq.broker.port)
+    await peer.send_illegible("foreign")
+    bomb = zlib.compress(bytes(48 << 20))
+    for _ in range(5):
+        await peer.send(bomb, topic="foreign", sys_flag=1)
+    await peer.send(b"good", topic="foreign")
+    await peer.close()
+    at = {"topic": "foreign", "broker": "broker-a", "queue": "0"}
+    async with visit() as browser:
+        tracemalloc.start()
+        try:
+            for page in (
+                await ok(browser, "/messages", topic="foreign"),
+                await ok(browser, "/tail/rows", topic="foreign", after="0 0 broker-a"),
+            ):
+                assert "good" in page and "one" in page and "k\ufffd" in page and "(compressed body: not zlib" in page
+            # A list unpacks what it shows of a body, not the body, which may be a thousand times as long.
+            assert tracemalloc.get_traced_memory()[1] < 16 << 20
+        finally:
+            tracemalloc.stop()
+        assert "k\ufffd" in await ok(browser, "/message", **at, offset="0")
+        assert "it cannot be unpacked" in await ok(browser, "/message", **at, offset="1")
+        assert "48.0 MiB" in await ok(browser, "/message", **at, offset="2")
+        assert (await browser.get("/message/body", params={**at, "offset": "1"})).content == b"not zlib"
+
+
+async def test_figures_that_no_page_can_show_leave_it_whole(mq: Embedded, visit: Visit) -> None:
+    async with mq.producer() as producer:
+        said = TraceRecord("Pub", "m-1", 10**30, topic="orders", body_length=10**400, cost=10**400)
+        await producer.send(TRACE_TOPIC, write_trace(said).encode(), keys=["m-1"])
+    async with visit() as browser:
+        assert "orders" in await ok(browser, "/trace", id="m-1")
+    # One that is none is in no JSON: all plots would be gone for an hour.
+    assert [_first(each) for each in ("1.5 2 3", "NaN NaN", "Infinity", "", "?")] == [1.5, 0.0, 0.0, 0.0, 0.0]
+
+
 def test_bodies_of_every_kind_are_shown() -> None:
     assert shown(b'{"a": [1]}') == ("json", '{\n  "a": [\n    1\n  ]\n}', 0)
     assert shown(b"{no json")[:2] == ("text", "{no json") and shown(b"[" * 5000).form == "text"
@@ -396,5 +437,8 @@ def test_bodies_of_every_kind_are_shown() -> None:
         "00000010  00                                                ." + "",
     ]
     assert shown(bytes(70_000)).left == 70_000 - 65_536 and shown(b"\xe2\x82", "text").text == "\ufffd"
+    # A list in 900 lists: each of its numbers would be indented by 1,800 blanks, 59 million of them.
+    deep = shown(b"[" * 900 + b"1," * 31_000 + b"1" + b"]" * 900)
+    assert deep.form == "text" and len(deep.text) < 64 * 1024
     half = b"x" * 65_535 + "\u20ac".encode()  # the cut is in the middle of a character
     assert shown(half).form == "text" and preview(b"a\n\n b\x07") == "a b\ufffd" and len(preview(b"x" * 999)) == 160
