@@ -199,10 +199,12 @@ async def _send_in_order(producer: Producer, rows: Sequence[Any], done: list[int
             receipt = await _send(producer, row)
             if receipt.status in _NOT_YET_SAFE:
                 raise RocketError(f"the broker answered {receipt.status.name}, it is sent again")
-        except (RocketError, ProtocolError) as error:
+        except Exception as error:  # noqa: BLE001 - middleware raises its own; what is wrong with one row is no other's
+            known = isinstance(error, RocketError | ProtocolError)
             log.warning(
-                "row %d of the outbox, message %s of topic %s: %s", row["id"], row["message_id"], row["topic"], error
-            )
+                "row %d of the outbox, message %s of topic %s: %s",
+                row["id"], row["message_id"], row["topic"], error if known else repr(error),
+            )  # fmt: skip
             return  # those behind it have to wait
         done.append(row["id"])
 

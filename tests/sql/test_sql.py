@@ -19,9 +19,11 @@ from sqlalchemy.schema import CreateTable
 
 from aiorocket import (
     Message,
+    Middleware,
     OutgoingMessage,
     Producer,
     ProducerConfig,
+    PublishNext,
     Queue,
     RocketError,
     Router,
@@ -187,6 +189,25 @@ async def test_what_cannot_be_sent_keeps_nothing_else(engine: AsyncEngine, rocke
             await OUTBOX.drain(engine, producer, batch=2)
     assert [each.body for each in rocketmq.messages("t")] == [b"0", b"1", b"2"]
     assert await rows(engine, OUTBOX.table) == 7
+
+
+async def test_what_middleware_does_not_take_keeps_nothing_else(engine: AsyncEngine, rocketmq: LocalRocketMQ) -> None:
+    class Checked(Middleware):
+        async def publish(self, messages: list[OutgoingMessage], call_next: PublishNext) -> Any:
+            if messages[0].body == b"wrong":
+                raise ValueError("of no schema")
+            return await call_next(messages)
+
+    await rocketmq.create_topic("t", queues=1)
+    async with AsyncSession(engine) as session, session.begin():
+        for body in (b"wrong", b"0", b"1", b"2"):
+            await OUTBOX.put(session, "t", body)
+    nameservers = rocketmq.nameserver_address
+    async with Producer("p", nameservers=nameservers, config=IDEMPOTENT, middleware=[Checked()]) as producer:
+        with pytest.raises(RocketError, match=r"^1 messages of aiorocket_outbox could not be sent"):
+            await OUTBOX.drain(engine, producer, batch=2)
+    assert {each.body for each in rocketmq.messages("t")} == {b"0", b"1", b"2"}
+    assert await rows(engine, OUTBOX.table) == 1
 
 
 class Trying:
