@@ -31,6 +31,8 @@ HEADERS = {
 }
 #: Bytes and fields of a form.
 MOST_BYTES, MOST_FIELDS = 256 * 1024, 4000
+#: Seconds in which a form has to have come.
+_PATIENCE = 30.0
 #: Seconds that a wrong token costs whoever tries it.
 _WRONG = 1.0
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::(?P<port>[0-9]{1,5}))?", re.ASCII)
@@ -115,10 +117,14 @@ class Guard:
         if kind != "application/x-www-form-urlencoded":
             return PlainTextResponse("a form, application/x-www-form-urlencoded\n", 415)
         body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > MOST_BYTES:
-                return PlainTextResponse(f"a form has at most {MOST_BYTES} bytes\n", 413)
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                async for part in request.stream():
+                    body += part
+                    if len(body) > MOST_BYTES:
+                        return PlainTextResponse(f"a form has at most {MOST_BYTES} bytes\n", 413)
+        except TimeoutError:
+            return PlainTextResponse(f"the form did not come in {_PATIENCE:g} s\n", 408)
         try:
             form = parse_qs(body.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS)
         except ValueError:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from itertools import count
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from aiorocket import Admin
 from aiorocket.dashboard.app import PAGES, application
@@ -19,6 +22,42 @@ __all__ = ("serving",)
 
 #: Connections at a time, and seconds that one may be idle or, at the end, go on.
 _MOST, _IDLE, _END = 128, 30, 3
+#: Counts what is heard of connections: many come at one time of a loop.
+_turns = count()
+
+
+class _Connection(H11Protocol):
+    """uvicorn lets who connects ask when they like and take the answer when they like, and counts them: whoever opened
+    128 connections and said nothing kept all others out. Here the one that has been silent longest makes room."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        self._heard = next(_turns)
+        self._seen: tuple[object, int] = None, 0
+        self._looks = self.loop.call_later(_IDLE, self._look)
+        if len(self.connections) >= _MOST:
+            others = {each for each in self.connections - {self} if isinstance(each, _Connection) and each._is_silent()}
+            min(others, key=lambda each: each._heard, default=self)._drop()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._looks.cancel()
+        super().connection_lost(exc)
+
+    def _is_silent(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _look(self) -> None:
+        """Every ``_IDLE`` seconds: nothing was asked, and of the answer nothing taken, since the last look?"""
+        now = self.cycle, self.transport.get_write_buffer_size()
+        if now == self._seen and (now[1] or self._is_silent()):
+            self._drop()
+            return
+        self._heard = self._heard if self.cycle is self._seen[0] else next(_turns)
+        self._seen, self._looks = now, self.loop.call_later(_IDLE, self._look)
+
+    def _drop(self) -> None:
+        self.connections.discard(self)
+        self.transport.abort()
 
 
 class _Server(uvicorn.Server):
@@ -41,9 +80,9 @@ async def serving(admin: Admin, config: DashboardConfig) -> AsyncIterator[int]:
     site = Site(admin, config, PAGES)
     server = _Server(
         uvicorn.Config(
-            application(site), http="h11", ws="none", lifespan="off", loop="none", log_config=None, access_log=False,
-            server_header=False, proxy_headers=False, limit_concurrency=_MOST, timeout_keep_alive=_IDLE,
-            timeout_graceful_shutdown=_END,
+            application(site), http=_Connection, ws="none", lifespan="off", loop="none", log_config=None,
+            access_log=False, server_header=False, proxy_headers=False, limit_concurrency=_MOST,
+            timeout_keep_alive=_IDLE, timeout_graceful_shutdown=_END,
         )
     )  # fmt: skip
     async with TaskScope("dashboard-server") as tasks:

@@ -216,6 +216,19 @@ async def test_headers_hosts_and_forms(visit: Visit) -> None:
         assert (await post("/logout", data={"csrf": "x"}, headers=other)).status_code == 403
 
 
+async def test_a_form_that_does_not_come_is_not_waited_for(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "_PATIENCE", 0.05)
+
+    async def stalling() -> AsyncIterator[bytes]:
+        yield b"csrf="
+        await asyncio.Event().wait()
+
+    async with visit(token=TOKEN) as browser:
+        kind = {"content-type": "application/x-www-form-urlencoded"}
+        async with asyncio.timeout(60):
+            assert (await browser.post("/login", content=stalling(), headers=kind)).status_code == 408
+
+
 async def test_messages_are_found_by_key_id_and_time_and_shown(mq: Embedded, visit: Visit) -> None:
     hostile = '<script>alert("x")</script>'
     async with mq.producer() as producer:
