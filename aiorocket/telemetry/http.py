@@ -20,8 +20,13 @@ __all__ = ("Page", "serve_pages")
 
 _log = logging.getLogger("aiorocket.telemetry")
 
-#: A request's head and how long it may take with its answer; more connections than these are closed unanswered.
+#: A request's head and how long it may take with its answer. Of more connections than these the one that has said, or
+#: taken, nothing for longest is closed: a probe that finds no room is a broker that is killed.
 _HEAD, _PATIENCE, _MOST = 8192, 30.0, 32
+
+
+#: Connections whose other end is to do something, since when in this order.
+Waiting = dict[asyncio.StreamWriter, None]
 
 
 class Page(NamedTuple):
@@ -37,12 +42,19 @@ async def serve_pages(host: str, port: int, pages: Mapping[str, Callable[[], Awa
     """Answer ``pages``, by path, while the block runs; gives the port bound, of which 0 takes a free one. UsageError
     when it cannot be bound."""
     tasks = TaskScope("pages")
+    waiting: Waiting = {}
 
     def comes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if tasks.closed or len(tasks) >= _MOST:
+        if tasks.closed:
             writer.transport.abort()
-        else:
-            tasks.start(_answer(reader, writer, pages), name="request")
+            return
+        waiting[writer] = None
+        if len(tasks) >= _MOST:
+            longest = next(iter(waiting))
+            del waiting[longest]
+            longest.transport.abort()
+        if writer in waiting:
+            tasks.start(_answer(reader, writer, pages, waiting), name="request")
 
     try:
         server = await asyncio.start_server(comes, host, port, limit=_HEAD)
@@ -57,7 +69,10 @@ async def serve_pages(host: str, port: int, pages: Mapping[str, Callable[[], Awa
 
 
 async def _answer(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pages: Mapping[str, Callable[[], Awaitable[Page]]]
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    pages: Mapping[str, Callable[[], Awaitable[Page]]],
+    waiting: Waiting,
 ) -> None:
     try:
         async with asyncio.timeout(_PATIENCE):
@@ -65,8 +80,10 @@ async def _answer(
                 head = await reader.readuntil(b"\r\n\r\n")
             except asyncio.LimitOverrunError:
                 head = b""
+            waiting.pop(writer, None)
             line = head.partition(b"\r\n")[0]
             page = await _page(line, pages)
+            waiting[writer] = None
             body = b"" if line.startswith(b"HEAD ") else page.body
             writer.write(
                 f"HTTP/1.1 {page.status.value} {page.status.phrase}\r\nContent-Type: {page.kind}\r\n"
@@ -78,6 +95,7 @@ async def _answer(
     except (OSError, EOFError):
         pass  # it went away, or took too long (TimeoutError is an OSError): nobody waits for an answer
     finally:
+        waiting.pop(writer, None)
         writer.transport.abort()
 
 

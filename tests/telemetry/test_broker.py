@@ -16,6 +16,7 @@ from aiorocket.config import BrokerConfig, NameServerConfig
 from aiorocket.errors import ConfigError, UsageError
 from aiorocket.nameserver.server import NameServer
 from aiorocket.runtime.env import memory_env
+from aiorocket.telemetry import http
 from aiorocket.telemetry.broker import metrics, not_ready, watched
 from aiorocket.telemetry.http import Page, serve_pages
 from aiorocket_protocol import UpdateConsumerOffsetRequestHeader
@@ -155,6 +156,25 @@ async def test_what_is_no_question_gets_an_answer_too(caplog: pytest.LogCaptureF
     # Whoever never asked does not keep it from ending.
     silent.close()
     await silent.wait_closed()
+
+
+async def test_who_says_nothing_keeps_no_probe_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "_MOST", 4)
+
+    async def large() -> Page:
+        return Page(bytes(32 << 20))
+
+    async def alive() -> Page:
+        return Page(b"alive\n")
+
+    async with serve_pages("127.0.0.1", 0, {"/healthz": alive, "/large": large}) as port, asyncio.timeout(30):
+        for request in (b"", b"GET /large HTTP/1.1\r\n\r\n"):  # who says nothing, and who takes nothing of the answer
+            held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
+            for _, writer in held:
+                writer.write(request)
+            assert [(await ask(port, "/healthz"))[0] for _ in range(3)] == [200] * 3
+            for _, writer in held:
+                writer.transport.abort()
 
 
 async def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
