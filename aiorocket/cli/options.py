@@ -79,7 +79,7 @@ def token_of(variable: str) -> Callable[[click.Context, click.Parameter, str | N
 
     def read(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
         if value is None:
-            return os.environ.get(variable) or None
+            return os.environ.get(variable, "").strip() or None
         try:
             with open(value, encoding="utf-8") as file:
                 return file.read().strip()
@@ -194,7 +194,7 @@ def _client_config(
         said |= {"access_key": None, "secret_key": None, "security_token": None, "credentials_file": credentials}
     else:
         keys = os.environ.get("AIOROCKET_ACCESS_KEY") or None, os.environ.get("AIOROCKET_SECRET_KEY") or None
-        if keys == (None, None) and (token := os.environ.get("AIOROCKET_ADMIN_TOKEN")):
+        if keys == (None, None) and (token := os.environ.get("AIOROCKET_ADMIN_TOKEN", "").strip()):
             keys = "admin", token
         if keys != (None, None):
             said |= {"access_key": keys[0], "secret_key": keys[1], "security_token": None, "credentials_file": None}

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from aiorocket import ClientConfig, TlsConfig
 from aiorocket.cli.consume import _read_start
 from aiorocket.cli.main import cli
-from aiorocket.cli.options import client_options, nameserver_option, parse_nameservers
+from aiorocket.cli.options import client_options, nameserver_option, parse_nameservers, token_of
 from aiorocket.cli.server_options import advertised
 from aiorocket.errors import UsageError
 from aiorocket.remoting import parse_address
@@ -48,6 +48,27 @@ def test_an_ipv6_address_without_a_port_is_told_that_it_lacks_one() -> None:
     for parse in (parse_nameservers, parse_address):
         with pytest.raises((ValueError, UsageError), match=r"'\[::1\]': .* its port behind them, as in \[::1\]:9876"):
             parse("[::1]")
+
+
+def test_a_token_of_the_environment_may_end_with_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a file: a Kubernetes secret often does, and nobody could sign in with what stands in front of it."""
+
+    @click.command()
+    @click.option("--token-file", "token", callback=token_of("A_TOKEN"))
+    def tell(token: str | None) -> None:
+        click.echo(repr(token))
+
+    for value, token in ((" 0123456789abcdef\n", "'0123456789abcdef'"), ("\n", "None")):
+        monkeypatch.setenv("A_TOKEN", value)
+        assert CliRunner().invoke(tell).output == f"{token}\n"
+
+    @click.command()
+    @client_options
+    def ask(config: ClientConfig) -> None:
+        click.echo(config.secret_key)
+
+    monkeypatch.setenv("AIOROCKET_ADMIN_TOKEN", "0123456789abcdef\n")
+    assert CliRunner().invoke(ask).output == "0123456789abcdef\n"
 
 
 @click.command()
