@@ -206,7 +206,7 @@ def _summary(group: str, report: ReplayReport, as_json: bool) -> int:
         if report.failed > _SHOWN:
             click.echo(f"  and {report.failed - _SHOWN} more like these", err=True)
     if report.stopped:
-        click.echo(f"Error: it ended early: {report.stopped}", err=True)
+        click.echo(visible(f"Error: it ended early: {report.stopped}"), err=True)
     return 1 if report.failed or report.stopped else 0
 
 

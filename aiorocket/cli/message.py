@@ -220,8 +220,9 @@ def load(file: str, topic: str | None, config: ClientConfig) -> None:
                 async for line in source:
                     try:
                         read = messages.to_send(json.loads(line.body))
-                    except (ValueError, aiorocket.UsageError) as error:
-                        raise BadInputError(f"line {line.number} is none of `message dump`: {error}") from None
+                    except (ValueError, RecursionError, aiorocket.UsageError) as error:
+                        why = in_lines(error)
+                        raise BadInputError(f"line {line.number} is none of `message dump`: {why}") from None
                     try:
                         await client.send(
                             topic or read.topic, read.body, tag=read.tag, keys=read.keys, properties=read.properties,

@@ -9,6 +9,8 @@ import click
 
 import aiorocket
 from aiorocket.cli.asked import changes, moment, told
+from aiorocket.cli.running import in_lines
+from aiorocket.cli.show import visible
 
 if TYPE_CHECKING:
     from aiorocket import Admin
@@ -61,7 +63,7 @@ def reset(
             try:
                 await admin.groups.check(group)
             except aiorocket.RocketError as error:
-                click.echo(f"Note: {error}", err=True)
+                click.echo(f"Note: {in_lines(error)}", err=True)
         title = f"Group {group} in {topic}: {plan.again} messages come again, {plan.skipped} will not come"
         if dry_run:
             return told("offset move", f"{title}, without --dry-run", plan.moves, plan.missing)
@@ -72,11 +74,12 @@ def reset(
             raise  # nothing is changed
         except (aiorocket.RocketError, aiorocket.ProtocolError) as error:
             failed = True
-            click.echo(f"Error: {error}. Part of the plan may be done; what is not follows", err=True)
+            click.echo(f"Error: {in_lines(error)}. Part of the plan may be done; what is not follows", err=True)
         wrong = await (admin.offsets.verify(plan, within=0) if failed else admin.offsets.verify(plan))
         code = told("offset move", title, plan.moves, plan.missing)
         for each in wrong:
-            click.echo(f"Error: {each.broker} queue {each.queue} is at {each.now}, not at {each.then}", err=True)
+            text = f"Error: {each.broker} queue {each.queue} is at {each.now}, not at {each.then}"
+            click.echo(visible(text), err=True)
         return 1 if wrong or failed else code
 
     return work

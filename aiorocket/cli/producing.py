@@ -12,6 +12,7 @@ from aiorocket.cli.counts import counted
 from aiorocket.cli.lines import Line, LineSource
 from aiorocket.cli.running import run
 from aiorocket.cli.sending import send_lines
+from aiorocket.cli.show import visible
 from aiorocket.cli.stopping import until_stopped
 from aiorocket.cli.terminal import INTERRUPTED
 from aiorocket.config import ClientConfig
@@ -99,7 +100,7 @@ def _key(body: bytes, field: str) -> str:
     """The key of a JSON line. ValueError says what is wrong with it."""
     try:
         value = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON ({error}), so it has no field {field!r}") from None
     if not isinstance(value, dict) or value.get(field) is None:
         raise ValueError(f"no field {field!r} in it")
@@ -122,7 +123,7 @@ def _summary(report: _Report, source: LineSource, topic: str, seconds: float, *,
     if numbers:
         click.echo(f"{len(numbers)} not acknowledged: {_ranges(numbers)}", err=True)
         for number, why in sorted(report.failed)[:_SHOWN]:
-            click.echo(f"  line {number}: {why}", err=True)
+            click.echo(visible(f"  line {number}: {why}"), err=True)
         if len(report.failed) > _SHOWN:
             click.echo(f"  and {len(report.failed) - _SHOWN} more like these", err=True)
     if not finished:

@@ -35,9 +35,11 @@ def send(
     `produce` sends the lines of a file.
     """
 
+    said = body.encode(errors="surrogateescape")  # the very bytes that were given, whatever the terminal's encoding
+
     async def work() -> int:
         async with aiorocket.Client(config=config, group="aiorocket-cli") as client:
-            receipt = await client.send(topic, body.encode(), tag=tag, keys=keys, properties=properties)
+            receipt = await client.send(topic, said, tag=tag, keys=keys, properties=properties)
         row = {
             "msg_id": receipt.msg_id, "offset_msg_id": receipt.offset_msg_id, "topic": topic,
             "broker": receipt.queue.broker_name, "queue": receipt.queue.queue_id, "offset": receipt.offset,

@@ -12,8 +12,11 @@ _MAX_LINES = 4_096
 
 
 def encode_configuration(values: Mapping[str, str]) -> bytes:
-    """As RocketMQ writes it: without escapes. A value ends with its line."""
-    return "".join(f"{name}={value}\n" for name, value in values.items()).encode()
+    """As RocketMQ writes it: without escapes. A value ends with its line. ProtocolError for half a surrogate pair."""
+    try:
+        return "".join(f"{name}={value}\n" for name, value in values.items()).encode()
+    except UnicodeEncodeError as error:
+        raise ProtocolError(f"properties that are no text: {error.reason}", where="body") from None
 
 
 def decode_configuration(body: bytes) -> dict[str, str]:

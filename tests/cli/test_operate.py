@@ -306,6 +306,21 @@ def test_messages_go_to_lines_and_come_back(server: RocketMQServer, ask: Run, tm
     assert refused.exit_code == 1 and "1 message sent" in refused.stderr and "Error: line 2: " in refused.stderr
 
 
+def test_what_is_no_text_or_too_deep_is_told_in_a_line(server: RocketMQServer, ask: Run, tmp_path: Path) -> None:
+    server.create_topic("bytes", queues=1)
+    assert ask("send", "bytes", os.fsdecode(b"\xff\xe4")).exit_code == 0
+    assert [each.body for each in server.messages("bytes")] == [b"\xff\xe4"]
+    said = ask("cluster", "set", "broker-a", f"name={os.fsdecode(bytes([255]))}")
+    assert said.exit_code == 1 and said.stderr.startswith("Error: ") and said.stderr.count("\n") == 1
+    (tmp_path / "deep").write_text("[" * 100_000, encoding="utf-8")
+    said = ask("message", "load", str(tmp_path / "deep"))
+    assert said.exit_code == 2 and "Error: line 1 is none of" in said.stderr
+    (tmp_path / "keyed").write_text('{"k": 1}\n' + '{"k":' * 100_000 + '\n{"k": "3"}\n', encoding="utf-8")
+    said = ask("produce", "bytes", str(tmp_path / "keyed"), "--key-field", "k")
+    assert said.exit_code == 1 and "1 not acknowledged: line 2\n  line 2: not JSON" in said.stderr
+    assert len(server.messages("bytes")) == 3
+
+
 def test_name_servers_keep_settings_and_key_values(ask: Run) -> None:
     assert {row["name"] for row in rows(ask("cluster", "names", "config", "--json"), "setting")}
     assert ask("cluster", "names", "put", "NS", "key", "a value").exit_code == 0

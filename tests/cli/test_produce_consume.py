@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from aiorocket.cli.lines import LineSource
+from aiorocket.cli.producing import _Report, _summary
 from aiorocket.testing.server import broker_thread
 from tests.broker.peer import Peer
 
@@ -57,6 +59,13 @@ def test_bytes_that_are_no_text_are_kept(aiorocket: Any, standalone: str) -> Non
     assert aiorocket.run("produce", "raw", "--nameserver", standalone, stdin=b"\xff\x00\xfe\n").code == 0
     read = aiorocket.run("consume", "raw", "--group", "g", "--json", "--nameserver", standalone)
     assert json.loads(read.out)["body_base64"] == "/wD+"
+
+
+def test_what_a_broker_says_of_a_line_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    report = _Report()
+    report.refused(1, "code 1: \x1b]0;title\x07")
+    _summary(report, LineSource("-"), "t", 1.0, finished=True)
+    assert "  line 1: code 1: \\x1b]0;title\\x07\n" in capsys.readouterr().err
 
 
 def test_a_message_that_cannot_be_read_is_shown_as_far_as_it_can(aiorocket: Any) -> None:
