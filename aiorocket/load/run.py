@@ -17,6 +17,7 @@ from typing import Any
 from hdrh.histogram import HdrHistogram
 
 import aiorocket
+from aiorocket.config.addresses import mapped
 from aiorocket.load.machine import busy_ticks
 from aiorocket.load.scenario import Scenario
 from aiorocket.load.verdict import verdict
@@ -79,15 +80,18 @@ async def measure(
     deleted. RocketError when the cluster or a process of the load fails. ``progress`` gets the phase, and messages
     acknowledged and received so far."""
     run = f"{WallClock().wall_ms() & 0x7FFFFFFF:08x}"
-    named = replace(scenario, topic=f"{scenario.topic}-{run}")
+    named, plain = replace(scenario, topic=f"{scenario.topic}-{run}"), _plain(config)
     async with aiorocket.Admin(config=config) as admin:
         about = await _brokers(admin, scenario.flush)
         brokers: list[str] = []
         for topic in named.topic_names():
             await admin.create_topic(topic, named.queues)
-            brokers += [entry.addresses[0] for entry in await admin.topics.route(topic) if 0 in entry.addresses]
+            brokers += [
+                mapped(plain["address_map"], entry.addresses[0])
+                for entry in await admin.topics.route(topic) if 0 in entry.addresses
+            ]  # fmt: skip
         try:
-            return {**await _measure(named, run, sorted(set(brokers)), config, progress), "brokers": about}
+            return {**await _measure(named, run, sorted(set(brokers)), plain, progress), "brokers": about}
         finally:
             for topic in named.topic_names():
                 await admin.topics.delete(topic)
@@ -120,14 +124,14 @@ async def _brokers(admin: aiorocket.Admin, flush: str) -> list[dict[str, Any]]:
 
 
 async def _measure(
-    scenario: Scenario, run: str, brokers: list[str], config: aiorocket.ClientConfig, progress: Progress
+    scenario: Scenario, run: str, brokers: list[str], config: dict[str, Any], progress: Progress
 ) -> dict[str, Any]:
     children: list[_Child] = []
     try:
         for number in range(scenario.processes):
             child = await _Child.start()
             children.append(child)
-            child.tell(scenario=scenario.to_plain(), config=_plain(config), number=number, brokers=brokers, run=run)
+            child.tell(scenario=scenario.to_plain(), config=config, number=number, brokers=brokers, run=run)
         async with asyncio.timeout(_PATIENCE):
             await asyncio.gather(*(child.until("ready") for child in children))
 
@@ -153,14 +157,17 @@ async def _measure(
 
 def _plain(config: aiorocket.ClientConfig) -> dict[str, Any]:
     """What of a config the command line can say."""
-    tls = config.tls
+    tls, address_map = config.tls, config.address_map
+    if callable(address_map):
+        raise aiorocket.ConfigError("address_map: a function cannot be given to the processes of a load; give a dict")
     if not isinstance(tls, (bool, aiorocket.TlsConfig)):
         raise aiorocket.ConfigError(
             "tls: an ssl.SSLContext cannot be given to the processes of a load; give a TlsConfig"
         )
     return {
         "nameservers": list(config.nameservers), "namespace": config.namespace, "access_key": config.access_key,
-        "secret_key": config.secret_key, "credentials_file": config.credentials_file,
+        "secret_key": config.secret_key, "security_token": config.security_token,
+        "credentials_file": config.credentials_file, "address_map": dict(address_map),
         "tls": tls if isinstance(tls, bool) else asdict(tls),
     }  # fmt: skip
 

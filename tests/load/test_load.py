@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import re
 import struct
 import sysconfig
@@ -21,7 +22,7 @@ from aiorocket.config import BrokerConfig
 from aiorocket.errors import ConfigError, RocketError
 from aiorocket.load import Scenario, compare, html, verdict
 from aiorocket.load.machine import interpreter
-from aiorocket.load.run import _brokers, _checked
+from aiorocket.load.run import _brokers, _checked, _plain
 from aiorocket.load.worker import _Worker, mark, packed
 from aiorocket.runtime.env import real_env
 from aiorocket_protocol import MessageQueue
@@ -242,6 +243,20 @@ def test_what_comes_twice_or_out_of_order_is_seen_when_it_comes() -> None:
     take(1, 1)
     take(1, 6, run=0xE)
     assert (worker.received, worker.out_of_order, worker.duplicates) == (9, 1, 1)
+
+
+def test_processes_reach_what_the_command_reaches() -> None:
+    config = ClientConfig(
+        nameservers=("mq:9876",), access_key="a", secret_key="b", security_token="c", namespace="shop",
+        address_map={"10.0.0.7": "127.0.0.1"},
+    )  # fmt: skip
+    assert ClientConfig(**json.loads(json.dumps(_plain(config))) | {"nameservers": config.nameservers}) == config
+
+    async def mapped(address: str) -> str:
+        return address
+
+    with pytest.raises(ConfigError, match="address_map"):
+        _plain(ClientConfig(address_map=mapped))
 
 
 def test_every_group_must_get_every_message() -> None:
