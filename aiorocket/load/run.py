@@ -195,13 +195,22 @@ async def _drained(scenario: Scenario, children: list[_Child], progress: Callabl
             await child.until("failed")
         progress()
         received = sum(child.received for child in children)
-        if received >= scenario.groups * sum(child.acknowledged for child in children):
+        enough = received >= scenario.groups * sum(child.acknowledged for child in children)
+        # Among as many may be some that came twice, or whose send failed and was stored: which came, the bits say.
+        if enough and received != most and not await _lacking(scenario, children):
             return
         if received > most:
             most, last = received, now()
         elif now() - last > scenario.drain:
             return
         await asyncio.sleep(_LOOK)
+
+
+async def _lacking(scenario: Scenario, children: list[_Child]) -> int:
+    """How many were acknowledged and have not come."""
+    for child in children:
+        child.tell(bits=True)
+    return _lost(scenario, [(await child.until("bits"))["bits"] for child in children])[0]
 
 
 def _together(scenario: Scenario, results: list[dict[str, Any]], machine: float | None) -> dict[str, Any]:
@@ -254,27 +263,34 @@ def _together(scenario: Scenario, results: list[dict[str, Any]], machine: float 
 
 def _checked(scenario: Scenario, results: list[dict[str, Any]]) -> dict[str, Any]:
     """Of each group: what was acknowledged and never came, what came twice, what came out of order."""
+    lost, again = _lost(scenario, results)
+    acknowledged = (_bits(bits) for result in results for bits in result["sent_bits"].values())
+    return {
+        "acknowledged": sum(bits.bit_count() for bits in acknowledged),
+        "received": sum(result["received"] for result in results),
+        "lost": lost,
+        "duplicates": again + sum(result["duplicates"] for result in results),
+        "out_of_order": sum(result["out_of_order"] for result in results),
+    }
+
+
+def _lost(scenario: Scenario, results: list[dict[str, Any]]) -> tuple[int, int]:
+    """What was acknowledged and did not come, and what came to more than one process, over all groups."""
     acknowledged = {who: _bits(bits) for result in results for who, bits in result["sent_bits"].items()}
     came: dict[tuple[int, str], int] = {}
-    duplicates = sum(result["duplicates"] for result in results)
+    again = 0
     for result in results:
         for name, packed in result["came_bits"].items():
             group, _, who = name.partition("/")
             bits = _bits(packed)
             before = came.get((int(group), who), 0)
-            duplicates += (before & bits).bit_count()
+            again += (before & bits).bit_count()
             came[int(group), who] = before | bits
     groups = range(scenario.groups if scenario.consumers and scenario.producers else 0)
     lost = sum(
         (bits & ~came.get((group, who), 0)).bit_count() for group in groups for who, bits in acknowledged.items()
     )
-    return {
-        "acknowledged": sum(bits.bit_count() for bits in acknowledged.values()),
-        "received": sum(result["received"] for result in results),
-        "lost": lost,
-        "duplicates": duplicates,
-        "out_of_order": sum(result["out_of_order"] for result in results),
-    }
+    return lost, again
 
 
 def _bits(packed: str) -> int:

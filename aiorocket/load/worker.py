@@ -1,7 +1,7 @@
 """One process of the load: its share of producers, consumers and idle connections, told what to do in JSON lines.
 
     in:   {"scenario": {...}, "config": {...}, "number": 0, "brokers": [...], "run": "0f"}
-          {"go": nanoseconds}   {"look": true}   {"stop": true}
+          {"go": nanoseconds}   {"look": true}   {"bits": true}   {"stop": true}
     out:  {"ready": true}   {"second": ...} while it runs   {"sent": true} after the last send   {"result": ...}
 
 Times are of CLOCK_MONOTONIC, which all processes of a machine share.
@@ -228,19 +228,27 @@ class _Worker:
                     tasks.create_task(self.produce(producer, who))
             await cpu
             say(sent=True, acknowledged=self.acknowledged)
-            while json.loads(await lines.readline()).get("stop") is None:
+            while "stop" not in (wanted := json.loads(await lines.readline())):
+                if "bits" in wanted:
+                    say(bits=self.bits())
+                    continue
                 say(received=self.received, acknowledged=self.acknowledged, failed=self.failed)
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
         say(result=self.result())
+
+    def bits(self) -> dict[str, dict[str, str]]:
+        return {
+            "sent_bits": {str(who): packed(bits) for who, bits in self.sent_bits.items()},
+            "came_bits": {f"{group}/{who}": packed(bits) for (group, who), bits in self.came_bits.items()},
+        }
 
     def result(self) -> dict[str, Any]:
         return {
             "acknowledged": self.acknowledged, "failed": self.failed, "errors": self.errors, "received": self.received,
             "measured": self.measured, "measured_received": self.measured_received, "cpu": self.cpu,
             "behind_ms": self.behind / 1e6, "duplicates": self.duplicates, "out_of_order": self.out_of_order,
-            "sent_bits": {str(who): packed(bits) for who, bits in self.sent_bits.items()},
-            "came_bits": {f"{group}/{who}": packed(bits) for (group, who), bits in self.came_bits.items()},
+            **self.bits(),
             "histograms": {name: each.encode().decode() for name, each in (
                 ("send", self.sends), ("service", self.services), ("end_to_end", self.ends), ("lag", self.lags))},
             "seconds": {str(second): values for second, values in self.seconds.items()},

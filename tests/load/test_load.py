@@ -20,7 +20,7 @@ from aiorocket import Admin, ClientConfig
 from aiorocket.broker import Broker
 from aiorocket.config import BrokerConfig
 from aiorocket.errors import ConfigError, RocketError
-from aiorocket.load import Scenario, compare, html, verdict
+from aiorocket.load import Scenario, compare, html, run, verdict
 from aiorocket.load.machine import interpreter
 from aiorocket.load.run import _brokers, _checked, _plain
 from aiorocket.load.worker import _Worker, mark, packed
@@ -243,6 +243,29 @@ def test_what_comes_twice_or_out_of_order_is_seen_when_it_comes() -> None:
     take(1, 1)
     take(1, 6, run=0xE)
     assert (worker.received, worker.out_of_order, worker.duplicates) == (9, 1, 1)
+
+
+async def test_what_came_twice_does_not_pass_for_what_did_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The consumers would be stopped, and messages that were on their way called lost."""
+    monkeypatch.setattr(run, "_LOOK", 0.0)
+    looks = [one(10, [0, 1, 2, 3, 4, 5, 6, 7, 7, 7]), one(10, [0, 1, 2, 3, 4, 5, 6, 7, 7, 7, 9, 8])]
+    asked: list[dict[str, Any]] = []
+
+    class Child:
+        acknowledged, received = 10, 0
+
+        def tell(self, **what: object) -> None:
+            asked.append(what)
+
+        async def until(self, word: str) -> dict[str, Any]:
+            if word == "bits":
+                return {"bits": looks.pop(0)}
+            self.received = looks[0]["received"]
+            return {}
+
+    child: Any = Child()
+    await run._drained(Scenario(), [child], lambda: None)
+    assert asked == [{"look": True}, {"bits": True}] * 2 and not looks
 
 
 def test_processes_reach_what_the_command_reaches() -> None:
