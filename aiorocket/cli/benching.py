@@ -21,6 +21,9 @@ from aiorocket.load.machine import facts
 
 __all__ = ("run_bench", "tell_difference")
 
+#: The checks of a run of which none may find anything.
+_WRONG = ("lost", "duplicates", "out_of_order", "failed_sends")
+
 
 def run_bench(
     scenario: Scenario, config: aiorocket.ClientConfig, *, runs: int, out: str | None, html: str | None, as_json: bool
@@ -51,8 +54,7 @@ def run_bench(
         _write_page(result, html)
     if as_json:
         click.echo(text)
-    wrong = ("lost", "duplicates", "out_of_order", "failed_sends")
-    return 1 if any(each["checks"][name] for each in found for name in wrong) else 0
+    return 1 if any(each["checks"][name] for each in found for name in _WRONG) else 0
 
 
 def _write_page(result: Mapping[str, Any], path: str) -> None:
@@ -93,6 +95,11 @@ def tell_difference(first: Mapping[str, Any], second: Mapping[str, Any], as_json
         for each in found
     ]
     table("B beside A", ["figure", "A", "B", "B - A, 95 %", ""], cells, pretty=False)
+    for name, each in (("A", first), ("B", second)):
+        found_wrong = {check: sum(run["checks"].get(check, 0) for run in each["runs"]) for check in _WRONG}
+        if any(found_wrong.values()):
+            said = ", ".join(f"{check.replace('_', ' ')} {count}" for check, count in found_wrong.items() if count)
+            click.echo(f"{name} failed, and its figures are none to go by: {said}")
     if {**first["scenario"], "flush": ""} != {**second["scenario"], "flush": ""}:
         click.echo("these were different scenarios")
     if first["machine"].get("processor") != second["machine"].get("processor"):

@@ -37,6 +37,12 @@ def test_a_run_a_comparison_and_a_page(server: RocketMQServer, tmp_path: Path) -
         (tmp_path / "b.json").write_text(json.dumps(result))
         compared = call("compare", str(file), str(tmp_path / "b.json"))
         assert ("different brokers" in compared.output) == different, compared.output
+    assert "failed" not in compared.output
+    result["runs"][0]["checks"] |= {"lost": 3, "failed_sends": 1}
+    (tmp_path / "b.json").write_text(json.dumps(result))
+    compared = call("compare", str(file), str(tmp_path / "b.json"))
+    assert "B failed, and its figures are none to go by: lost 3, failed sends 1\n" in compared.output
+    assert "A failed" not in compared.output
     assert call("report", str(file), str(tmp_path / "b.html")).exit_code == 0
     full = call("report", str(file), "/dev/full")
     assert full.exit_code == 1 and full.output.startswith("Error: ") and isinstance(full.exception, SystemExit)
