@@ -13,7 +13,7 @@ import click
 from aiorocket import Client, Message
 from aiorocket.cli.counts import counted
 from aiorocket.cli.positions import Positions
-from aiorocket.cli.show import visible
+from aiorocket.cli.show import body_for_reader, visible
 from aiorocket.cli.stopping import stop_signals
 from aiorocket.cli.terminal import INTERRUPTED
 from aiorocket.config import ClientConfig, ConsumerConfig
@@ -128,13 +128,13 @@ class Reader:
         """What is printed of it. What cannot be read is no reason to send it back: the group would have consumed it
         some time, and nobody seen it."""
         try:
-            return _as_json(message, message) if self._as_json else message.body
+            return _as_json(message, message) if self._as_json else body_for_reader(message.body)
         except ProtocolError as error:
             queue = message.queue
             where = f"{queue.broker_name}:{queue.queue_id}:{message.queue_offset}"
             click.echo(visible(f"message {where} is printed as far as it can be read: {error}"), err=True)
             read = LegibleRecord(message.buffer, message.start, message.end)
-            return _as_json(message, read) if self._as_json else read.body_or_raw
+            return _as_json(message, read) if self._as_json else body_for_reader(read.body_or_raw)
 
     async def _print(self, message: Message) -> None:
         if self._enough.is_set():

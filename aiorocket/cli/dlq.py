@@ -13,7 +13,7 @@ from aiorocket.cli.conditions import condition, every
 from aiorocket.cli.counts import counted
 from aiorocket.cli.options import broker_option, client_options
 from aiorocket.cli.running import run
-from aiorocket.cli.show import Row, fitting_table, say_json, visible, when
+from aiorocket.cli.show import Row, body_for_reader, fitting_table, say_json, visible, when
 from aiorocket.cli.terminal import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ async def _show(group: str, message_id: str, config: ClientConfig, brokers: tupl
     fitting_table(f"Dead letter of group {group}", ("", ""), rows)
     click.echo()
     sys.stdout.flush()
-    sys.stdout.buffer.write(message.body_or_raw + b"\n")
+    sys.stdout.buffer.write(body_for_reader(message.body_or_raw) + b"\n")
     sys.stdout.buffer.flush()
     return 0
 

@@ -54,5 +54,6 @@ def told_in_a_line(credentials: str = "--credentials") -> Iterator[None]:
         where = f"{error.filename}: " if error.filename else ""
         if error.errno in (errno.ENOTDIR, errno.EEXIST):
             where += "a directory is needed here and something else is in its place; give another one. "
-        told = (error.strerror or str(error)).partition("\n")[0]  # libraries' may go on for pages
+        told = error.strerror or str(error) or "time is up"  # of a TimeoutError
+        told = told.partition("\n")[0]  # libraries' may go on for pages
         raise click.ClickException(f"{where}{told}") from error

@@ -12,7 +12,7 @@ import click
 
 from aiorocket.cli import terminal
 
-__all__ = ("Row", "fitting_table", "progress", "say_json", "table", "visible", "when")
+__all__ = ("Row", "body_for_reader", "fitting_table", "progress", "say_json", "table", "visible", "when")
 
 #: Label, then one value for each column.
 Row = tuple[str, ...]
@@ -49,6 +49,15 @@ def progress(*, pretty: bool) -> Iterator[Update]:
 def visible(text: str) -> str:
     """``text`` in one line, without what would steer a terminal: names and bodies are other people's."""
     return text if text.isprintable() else "".join(each if each.isprintable() else _escaped(each) for each in text)
+
+
+def body_for_reader(body: bytes) -> bytes:
+    """A message's body as standard output gets it: the very bytes, but for a terminal without what would steer it."""
+    if not sys.stdout.isatty():
+        return body
+    lines = body.decode("utf-8", "replace").split("\n")
+    text = "\n".join("\t".join(map(visible, line.split("\t"))) for line in lines)
+    return text.encode(sys.stdout.encoding, "backslashreplace")
 
 
 def _escaped(character: str) -> str:

@@ -358,6 +358,24 @@ def test_what_others_wrote_does_not_steer_the_terminal(ask: Run, server: RocketM
     with pytest.raises(click.ClickException) as raised, told_in_a_line():
         raise RemoteError(1, f"a member said {ESCAPES}\nand more")
     assert "\x1b" not in raised.value.message and "\nand more" in raised.value.message
+    with pytest.raises(click.ClickException, match="time is up"), told_in_a_line():
+        raise TimeoutError
+
+
+def test_a_body_does_not_steer_the_terminal_that_shows_it(server: RocketMQServer) -> None:
+    """A pipe or a file gets the very bytes."""
+    server.create_topic("shown", queues=1)
+    server.send("shown", f"a\t{ESCAPES}\nb €".encode())
+    command = [sys.executable, "-m", "aiorocket", "consume", "shown", "--nameserver", server.nameserver_address]
+    piped = subprocess.run([*command, "--group", "g"], capture_output=True, timeout=60, check=True)
+    assert piped.stdout == f"a\t{ESCAPES}\nb €\n".encode()
+    ours, terminal = os.openpty()
+    try:
+        subprocess.run([*command, "--group", "h"], stdout=terminal, stderr=subprocess.PIPE, timeout=60, check=True)
+        assert os.read(ours, 1000).replace(b"\r\n", b"\n") == "a\t\\x1b]0;owned\\x07\\x1b[2J\nb €\n".encode()
+    finally:
+        os.close(ours)
+        os.close(terminal)
 
 
 def test_times_that_no_calendar_has(ask: Run) -> None:
