@@ -133,9 +133,10 @@ class Prometheus(Middleware, Collector):
         looks = [look for look in map(_look, list(self._clients)) if look is not None]
         yield from _of_consumers([state for states, _ in looks for state in states])
         connected = GaugeMetricFamily(f"{_PREFIX}_broker_connected", "Is a broker connected?", labels=["address"])
-        for address, is_connected in {
-            each.address: each.connected for _, health in looks for each in health.brokers
-        }.items():
+        known: dict[str, bool] = {}
+        for each in (each for _, health in looks for each in health.brokers):
+            known[each.address] = each.connected or known.get(each.address, False)  # by one of the clients
+        for address, is_connected in known.items():
             connected.add_metric([address], is_connected)
         yield connected
         ready = GaugeMetricFamily(f"{_PREFIX}_ready", "Is the client fit for work?", labels=["client"])

@@ -20,8 +20,10 @@ from opentelemetry.trace import SpanKind, StatusCode
 from prometheus_client import CollectorRegistry, generate_latest
 
 from aiorocket import Admin, Client, DeadLetter, Message, Producer, Retry, Router, SendError, Skip, UsageError
+from aiorocket.client.health import BrokerHealth, Health
 from aiorocket.client.sending.outgoing import property_text
 from aiorocket.runtime.threads import in_thread
+from aiorocket.telemetry import prometheus
 from aiorocket.telemetry.logs import JsonLines, MessageContext, current_message
 from aiorocket.telemetry.message_trace import (
     TRACE_TOPIC,
@@ -375,6 +377,24 @@ async def test_two_clients_of_one_group_are_one_series(rocketmq: LocalRocketMQ) 
         assert held == sum(len(each.queues) for each in states) > len(states[0].queues)
         assert registry.get_sample_value("rocketmq_client_dead_lettered_messages_total", {"group": "g"}) == 1
         assert registry.get_sample_value("rocketmq_client_consumer_running", {"group": "g"}) == 1
+
+
+@pytest.mark.parametrize("connected", [(True, False), (False, True)])
+def test_a_broker_that_one_of_several_clients_reaches_is_connected(
+    connected: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of them is looked at last."""
+    healths = [
+        Health(ready=True, reasons=(), client_id=str(number), consumers=(),
+               brokers=(BrokerHealth(address="mq:10911", connected=each),))
+        for number, each in enumerate(connected)
+    ]  # fmt: skip
+    registry = CollectorRegistry()
+    metrics, clients = Prometheus(registry), [Client(nameservers="mq:9876") for _ in range(2)]
+    for client in clients:
+        metrics.attached(client)
+    monkeypatch.setattr(prometheus, "_look", lambda _: ([], healths.pop(0)))
+    assert 'rocketmq_client_broker_connected{address="mq:10911"} 1.0' in generate_latest(registry).decode()
 
 
 async def test_names_of_others_are_not_kept_for_ever() -> None:
