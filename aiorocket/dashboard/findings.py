@@ -19,6 +19,9 @@ __all__ = ("HANGS", "Cause", "Dead", "Hanging", "MemberNow", "alarms", "dead", "
 HANGS = 30
 #: Groups and members of one that are asked, and how many at a time: each question goes on to a client.
 _GROUPS, _MEMBERS, _AT_ONCE = 40, 50, 8
+#: Queues of a member that are shown, and of those for how many brokers are asked since when a message is there: it may
+#: say that it holds any number.
+_QUEUES, _ASKED = 500, 32
 #: Dead letters looked at of each group, the newest.
 _DEAD = 500
 #: Groups with dead letters that are looked into.
@@ -94,13 +97,15 @@ async def member_now(admin: Admin, group: str, member: Any, *, stacks: bool) -> 
     now = admin.client.env.clock.wall_ms()
     started = info.properties.get("PROP_CONSUMER_START_TIMESTAMP", "")
     queues = []
-    for (topic, broker, queue), row in sorted(info.queues.items()):
+    left = _ASKED
+    for (topic, broker, queue), row in sorted(info.queues.items())[:_QUEUES]:
         cached, done = _int(row, "cachedMsgCount"), _int(row, "commitOffset")
         since = consumed = _int(row, "lastConsumeTimestamp")
-        if cached and not consumed:  # its first message: since that is there, and the member
+        if cached and not consumed and left:  # its first message: since that is there, and the member
+            left -= 1
             stored = await _stored(admin, topic, broker, queue, done)
             since = now if stored is None else max(stored, int(started) if started.isdigit() else 0)
-        hangs = cached > 0 and now - since > HANGS * 1000
+        hangs = cached > 0 and since > 0 and now - since > HANGS * 1000
         queues.append(HeldQueue(topic, broker, queue, cached, done, consumed, row.get("locked") is True, hangs))
     return MemberNow(*name, tuple(queues), info.stacks)
 

@@ -125,6 +125,30 @@ async def test_numbers_of_a_member_in_cpp_are_text(mq: Embedded, admin: Admin) -
         assert (await asking).queues == (findings.HeldQueue("T", "broker-a", 0, 0, 4, 1795426759737, False, False),)
 
 
+async def test_a_member_may_say_that_it_holds_any_number_of_queues(
+    mq: Embedded, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For each that has a message and consumed none a broker was asked: the page of 10,000 never came."""
+    asked_for: list[int] = []
+
+    async def stored(admin: Admin, topic: str, broker: str, queue: int, offset: int) -> int:
+        asked_for.append(queue)
+        return 1
+
+    monkeypatch.setattr(findings, "_stored", stored)
+    async with consumer(mq.broker, "wide-1") as peer:
+        (member,) = (await admin.groups.members("g")).members
+        asking = asyncio.ensure_future(findings.member_now(admin, "g", member, stacks=False))
+        rows = ",".join(
+            f'{{"brokerName":"broker-a","queueId":{number},"topic":"T"}}:{{"cachedMsgCount":1,"lastConsumeTimestamp":0}}'
+            for number in range(2000)
+        )
+        await reply(peer, await asked(peer), body=f'{{"mqTable":{{{rows}}},"jstack":"","properties":{{}}}}'.encode())
+        said = await asking
+    assert asked_for == list(range(32)) and len(said.queues) == 500
+    assert [each.hangs for each in said.queues] == [True] * 32 + [False] * 468
+
+
 async def test_a_listener_that_hangs_is_named(mq: Embedded, visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(findings, "HANGS", -1)  # who has a message at hand hangs
     consumer, began, stop = mq.consumer("slow"), asyncio.Event(), asyncio.Event()
