@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,8 +86,14 @@ def run(config: ClientConfig, file: Any, **options: Any) -> None:
 
 
 #: What a result has, and each of its runs.
-_PARTS = {"scenario", "machine"}
-_RUN = {"figures", "checks", "verdict", "percentiles", "seconds"}
+_PARTS = {"scenario": dict, "machine": dict}
+_RUN = {"figures": dict, "checks": dict, "verdict": dict, "percentiles": dict, "seconds": list}
+_CHECKS = dict.fromkeys(("lost", "duplicates", "out_of_order", "failed_sends"), int)
+_VERDICT = {"limit": str, "why": str}
+
+
+def _has(found: dict[str, Any], kinds: Mapping[str, type]) -> bool:
+    return all(isinstance(found.get(name), kind) for name, kind in kinds.items())
 
 
 def _result(_ctx: click.Context, _param: click.Parameter, value: str) -> dict[str, Any]:
@@ -96,9 +103,11 @@ def _result(_ctx: click.Context, _param: click.Parameter, value: str) -> dict[st
         found = json.loads(Path(value).read_text(encoding="utf-8"))
         if found["kind"] != "bench" or not found["runs"]:
             raise ValueError("of another kind")
-        if not found.keys() >= _PARTS or not all(run.keys() >= _RUN for run in found["runs"]):
+        if not _has(found, _PARTS) or not all(
+            _has(run, _RUN) and _has(run["checks"], _CHECKS) and _has(run["verdict"], _VERDICT) for run in found["runs"]
+        ):
             raise ValueError("not whole")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadInputError(f"{value}: not a result of aiorocket bench: {error}") from None
     return dict(found)
 

@@ -70,7 +70,22 @@ def test_what_cannot_be(arguments: list[str], said: str) -> None:
     assert found.exit_code == 2 and said in found.output
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", '{"kind": "bench", "runs": [{}], "scenario": {}, "machine": {}}', "\xff"])
+WHOLE = {"figures": {}, "checks": {"lost": 0, "duplicates": 0, "out_of_order": 0, "failed_sends": 0},
+         "verdict": {"limit": "none", "why": ""}, "percentiles": {}, "seconds": []}  # fmt: skip
+
+
+def with_a_run(**changes: object) -> str:
+    return json.dumps({"kind": "bench", "runs": [{**WHOLE, **changes}], "scenario": {}, "machine": {}})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]", "{}", '{"kind": "bench", "runs": [{}], "scenario": {}, "machine": {}}', "\xff", "[" * 100_000,
+        with_a_run(figures=None), with_a_run(checks={}), with_a_run(verdict={}), with_a_run(percentiles=[]),
+    ],
+    ids=["list", "nothing", "empty run", "no text", "deep", "figures", "checks", "verdict", "percentiles"],
+)  # fmt: skip
 def test_a_file_that_is_no_result(text: str, tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     file.write_text(text, encoding="latin-1")
