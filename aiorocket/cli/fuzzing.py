@@ -48,11 +48,14 @@ def run_fuzz(
             click.echo(f"{wanted.role} {server}, seed {wanted.seed}: {wanted.frames:,} requests", err=True)
         return await fuzz(wanted, _progress())
 
-    async def stopped() -> Report:
+    async def stopped() -> Report | None:
+        task = await until_stopped(work())
         with _reached(server):
-            return (await until_stopped(work())).result()
+            return None if task.cancelled() else task.result()  # the former before it has begun
 
     report = run_loop(stopped())
+    if report is None:
+        return INTERRUPTED
     names = _write(report.found, Path(out))
     _tell(report, server, options["seed"], names, as_json)
     return 1 if report.found else INTERRUPTED if report.interrupted else 0

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -11,6 +14,7 @@ from click.testing import CliRunner, Result
 from aiorocket.cli.main import cli
 from aiorocket.fuzz import Finding, Sample
 from aiorocket.testing.server import RocketMQServer
+from tests.cli.conftest import stop
 
 
 def call(*arguments: str) -> Result:
@@ -92,6 +96,14 @@ def test_nobody_listens() -> None:
     )
     both = call("127.0.0.1:1", "--against", "127.0.0.1:2", "--frames", "10")
     assert both.exit_code == 1 and "127.0.0.1:1 or 127.0.0.1:2: " in both.output
+
+
+def test_it_is_interrupted_before_it_has_begun(aiorocket: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        process = aiorocket.start("fuzz", f"127.0.0.1:{silent.getsockname()[1]}")
+        with silent.accept()[0]:
+            ended = stop(process, signal.SIGINT)
+    assert ended.code == 130 and "Traceback" not in ended.err, ended.err
 
 
 def test_a_finding_is_not_gone_because_nobody_listens(tmp_path: Path) -> None:
