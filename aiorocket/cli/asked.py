@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from aiorocket import Admin
     from aiorocket.config import ClientConfig
 
-__all__ = ("ENDLESS", "SCHEMA", "asks", "changes", "confirmed", "moment", "say_missing", "told")
+__all__ = ("ENDLESS", "SCHEMA", "asks", "changes", "confirmed", "interruptible", "moment", "say_missing", "told")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -58,7 +58,7 @@ def changes(function: Command) -> Callable[..., None]:
         context = click.get_current_context()
         context.obj = as_json
         interrupted = 0 if watch is not None or context.meta.get(ENDLESS) else INTERRUPTED
-        sys.exit(run(_until_stopped(_work(config, brokers, work, watch), interrupted)))
+        sys.exit(run(interruptible(_work(config, brokers, work, watch), interrupted)))
 
     decorated: Any = command
     for option in (
@@ -68,7 +68,8 @@ def changes(function: Command) -> Callable[..., None]:
     return cast("Callable[..., None]", decorated)
 
 
-async def _until_stopped(work: Coroutine[object, object, int], interrupted: int) -> int:
+async def interruptible(work: Coroutine[object, object, int], interrupted: int = INTERRUPTED) -> int:
+    """The exit code of ``work``; ``interrupted`` when Ctrl-C or SIGTERM ended it, after what it does at its end."""
     from aiorocket.cli.stopping import until_stopped
 
     task = await until_stopped(work)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 import aiorocket
+from aiorocket.cli.asked import interruptible
 from aiorocket.cli.conditions import condition, every
 from aiorocket.cli.counts import counted
 from aiorocket.cli.options import broker_option, client_options
@@ -67,7 +68,7 @@ def list_(
     group: str, config: ClientConfig, brokers: tuple[str, ...], where: Where | None, limit: int | None, as_json: bool
 ) -> None:
     """List the dead letters of GROUP, the oldest first."""
-    sys.exit(run(_list(group, config, brokers, where, limit, as_json)))
+    sys.exit(run(interruptible(_list(group, config, brokers, where, limit, as_json))))
 
 
 @dlq.command()
@@ -78,7 +79,7 @@ def list_(
 @click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
 def show(group: str, message_id: str, config: ClientConfig, brokers: tuple[str, ...], as_json: bool) -> None:
     """Show one dead letter of GROUP with its properties and its body."""
-    sys.exit(run(_show(group, message_id, config, brokers, as_json)))
+    sys.exit(run(interruptible(_show(group, message_id, config, brokers, as_json))))
 
 
 @dlq.command()

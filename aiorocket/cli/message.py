@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import aiorocket
-from aiorocket.cli.asked import ENDLESS, asks, changes, moment, say_missing, told
+from aiorocket.cli.asked import ENDLESS, asks, changes, interruptible, moment, say_missing, told
 from aiorocket.cli.counts import counted
 from aiorocket.cli.options import BadInputError, broker_option, client_options
 from aiorocket.cli.running import in_lines, run
@@ -191,7 +191,7 @@ def dump(
                 say_json(each.row())
         return say_missing(missing)
 
-    sys.exit(run(work()))
+    sys.exit(run(interruptible(work())))
 
 
 @message.command()
@@ -235,7 +235,7 @@ def load(file: str, topic: str | None, config: ClientConfig) -> None:
             click.echo(f"{counted(sent, 'message')} sent", err=True)
         return 0
 
-    sys.exit(run(work()))
+    sys.exit(run(interruptible(work())))
 
 
 def _shown(title: str, found: list[Any], missing: Any = ()) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 import aiorocket
-from aiorocket.cli.asked import told
+from aiorocket.cli.asked import interruptible, told
 from aiorocket.cli.options import client_options, read_pairs
 from aiorocket.cli.running import run
 
@@ -47,4 +47,4 @@ def send(
         return told("receipt", f"Sent to {topic}", [row])
 
     click.get_current_context().obj = as_json
-    sys.exit(run(work()))
+    sys.exit(run(interruptible(work())))

@@ -18,6 +18,7 @@ from aiorocket.cli.lines import LineSource
 from aiorocket.cli.producing import _Report, _summary
 from aiorocket.testing.server import broker_thread
 from tests.broker.peer import Peer
+from tests.cli.conftest import stop
 
 
 def lines(text: str) -> list[str]:
@@ -59,6 +60,21 @@ def test_bytes_that_are_no_text_are_kept(aiorocket: Any, standalone: str) -> Non
     assert aiorocket.run("produce", "raw", "--nameserver", standalone, stdin=b"\xff\x00\xfe\n").code == 0
     read = aiorocket.run("consume", "raw", "--group", "g", "--json", "--nameserver", standalone)
     assert json.loads(read.out)["body_base64"] == "/wD+"
+
+
+def test_a_load_that_is_stopped_says_how_far_it_came(aiorocket: Any) -> None:
+    with broker_thread() as server:
+        server.create_topic("t", queues=1)
+        process = aiorocket.start("message", "load", "--nameserver", server.nameserver_address)
+        line = {"topic": "t", "tag": "", "keys": [], "properties": {}, "body": "x"}
+        process.stdin.write(2 * (json.dumps(line).encode() + b"\n"))
+        process.stdin.flush()
+        end = time.monotonic() + 60
+        while len(server.messages("t")) < 2:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        ended = stop(process)
+    assert ended.code == 130 and ended.err in ("1 message sent\n", "2 messages sent\n"), ended
 
 
 def test_what_a_broker_says_of_a_line_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
