@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from pyspark.sql import functions as F
 
 from aiorocket.client.app import Client
@@ -181,11 +183,31 @@ def test_an_axis_of_durations_has_round_numbers(low: float, high: float, said: l
     assert [plot_style.duration(each) for each in ticks] == said
 
 
-def test_an_axis_of_years_has_its_ticks() -> None:
+def test_an_axis_of_any_length_has_its_ticks() -> None:
     """No warning, which matplotlib has for spans that it has no steps for."""
-    _, [axes] = plot_style.new_figure("", "")
-    plot_style.time_axis(axes, [at(0), at(0) + timedelta(days=1800)])
-    assert 4 <= len(axes.get_xticks()) <= 9
+    days = (2, 3, 5, 9, 20, 50, 99, 400, 730, 1800)
+    for span in (*range(1, 60, 9), *range(60, 1500, 17), *(1440 * each for each in days)):
+        _, [axes] = plot_style.new_figure("", "")
+        plot_style.time_axis(axes, [at(0), at(0) + timedelta(minutes=span)])
+        assert 2 <= len(axes.get_xticks()) <= 13, span
+
+
+@given(st.floats(-12, 18).map(lambda power: 10**power), st.sampled_from([-1, 1]))
+@example(999.5, 1)
+@example(999_600.0, 1)
+@example(59_999.0, 1)
+@example(1e9, 1)
+@example(1.39e11, 1)
+def test_a_number_is_three_digits_and_a_unit(size: float, sign: int) -> None:
+    for text, units in (
+        (plot_style.amount(size * sign), {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}),
+        (plot_style.duration(size * sign), {"ms": 1.0, "s": 1e3, "min": 6e4, "h": 3.6e6, "d": 8.64e7}),
+    ):
+        number, _, unit = text.partition(" ")
+        assert float(number.replace(",", "")) * units[unit] == pytest.approx(size * sign, rel=0.0051)
+        assert "e" not in number or size < 1e-3, text
+        assert len(number.lstrip("-").replace(".", "").lstrip("0")) <= 3 or "," in number or size < 1e-3, text
+        assert abs(float(number.replace(",", ""))) < 1000 or unit in "Gd", text
 
 
 def test_names_are_drawn_as_they_are() -> None:

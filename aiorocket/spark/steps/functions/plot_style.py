@@ -124,6 +124,8 @@ def time_axis(axes: Any, moments: Sequence[datetime]) -> None:
 
     untyped: Any = dates  # the two in it
     locator = untyped.AutoDateLocator(tz=UTC, maxticks=9)
+    # With its own steps it finds none for some spans, and says so on stderr.
+    locator.intervald[untyped.MINUTELY] = [1, 5, 10, 15, 30, 60]
     locator.intervald[untyped.MONTHLY] = [1, 2, 3, 4, 6, 12]
     axes.xaxis.set_major_locator(locator)
     shown = untyped.ConciseDateFormatter(locator, tz=UTC)
@@ -165,17 +167,19 @@ def duration_scale(axes: Any, low: float, high: float, *, least: float = 1.0) ->
 
 def duration(ms: float) -> str:
     """``12 ms``, ``3.4 s``, ``5 min``, ``2.5 h``, ``3 d``."""
-    for unit, size in (("d", _DAY), ("h", _HOUR), ("min", _MINUTE), ("s", _SECOND)):
-        if abs(ms) >= size:
-            return f"{ms / size:.3g} {unit}"
-    return f"{ms:.3g} ms"
+    return _short(ms, ((" d", _DAY), (" h", _HOUR), (" min", _MINUTE), (" s", _SECOND), (" ms", 1.0)))
 
 
 def amount(value: float) -> str:
-    for unit, size in (("M", 1e6), ("k", 1e3)):
-        if abs(value) >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.3g}"
+    """``12``, ``3.4 k``, ``5 M``, ``2.5 G``."""
+    return _short(value, ((" G", 1e9), (" M", 1e6), (" k", 1e3), ("", 1.0)))
+
+
+def _short(value: float, units: Sequence[tuple[str, float]]) -> str:
+    """Three digits of it, in the first unit of which these are one at least."""
+    unit, size = next((each for each in units if float(f"{abs(value) / each[1]:.3g}") >= 1), units[-1])
+    number = value / size
+    return (f"{number:.3g}" if abs(number) < 999.5 else f"{number:,.0f}") + unit
 
 
 def plural(number: int, noun: str) -> str:
