@@ -6,8 +6,9 @@ import statistics
 import struct
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -208,6 +209,65 @@ def test_a_number_is_three_digits_and_a_unit(size: float, sign: int) -> None:
         assert "e" not in number or size < 1e-3, text
         assert len(number.lstrip("-").replace(".", "").lstrip("0")) <= 3 or "," in number or size < 1e-3, text
         assert abs(float(number.replace(",", ""))) < 1000 or unit in "Gd", text
+
+
+def _drawn(report: LatencyReport, folder: Path, monkeypatch: pytest.MonkeyPatch, **more: Any) -> dict[str, Any]:
+    """The figures that are drawn, by the name of the file."""
+    found: dict[str, Any] = {}
+
+    def save(figure: Any, path: Path) -> Path:
+        found[path.stem] = figure
+        return path
+
+    monkeypatch.setattr(plots, "save", save)
+    draw(report, folder, **more)
+    return found
+
+
+def _report(windows: list[tuple[float, float, float]], others: int = 0) -> LatencyReport:
+    """A topic with p50, p95 and p99 in each minute, and smaller ones."""
+    whole = Percentiles(STORED, "t", None, None, None, 5 * len(windows), 0, 1, 1, 1, 1, 1)
+    small = [whole._replace(topic=f"t{n}", rows=1) for n in range(others)]
+    minutes = [
+        Percentiles(STORED, "t", None, None, at(60 * n), 5, 0, p50, p50, p95, p99, p99)
+        for n, (p50, p95, p99) in enumerate(windows)
+    ]
+    minutes += [each._replace(start=at(0)) for each in small]
+    return LatencyReport("1 minute", (whole, *small), (), tuple(minutes), (Bucket(STORED, "t", 1, 5),))
+
+
+def test_of_many_windows_means_are_drawn_and_what_was_least_and_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    windows = [(10.0, 20.0, 30.0)] * 7200
+    windows[3333], windows[5000] = (10.0, 20.0, 9000.0), (0.5, 20.0, 30.0)
+    figure = _drawn(_report(windows, others=200), tmp_path, monkeypatch)["latency_over_time"]
+    pictures.framed(figure, tmp_path / "days.png")
+    axes = figure.axes[0]
+    lines = {line.get_label(): line.get_ydata() for line in axes.get_lines()}
+    assert {len(values) for values in lines.values()} == {240}
+    assert lines["p95"] == pytest.approx([20.0] * 240)
+    assert max(lines["p99"]) == pytest.approx(30 + 8970 / 30)
+    [band] = axes.collections
+    heights = band.get_paths()[0].vertices[:, 1]
+    assert (min(heights), max(heights)) == (0.5, 9000.0)
+    assert "means of 30 minutes" in figure.texts[1].get_text()
+
+
+def test_what_is_drawn_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Percentiles that are the same, and a sum of queues of which there is one sample."""
+    lag = [LagSample(1000, "g", Queue("t", "b", queue), 0, 0, 9) for queue in range(3)]
+    figures = _drawn(_report([(7.0, 7.0, 7.0)] * 100), tmp_path, monkeypatch, lag=lag)
+    for name in ("latency_over_time", "consumer_lag"):
+        figure = figures[name]
+        figure.canvas.draw()
+        [axes] = figure.axes
+        box = axes.get_window_extent()
+        pixels = np.asarray(figure.canvas.buffer_rgba())[::-1][int(box.y0) : int(box.y1), int(box.x0) : int(box.x1), :3]
+        seen = {tuple(each) for each in np.unique(pixels.reshape(-1, 3), axis=0).tolist()}
+        for line in axes.get_lines()[3 if name == "consumer_lag" else 0 :]:
+            colour = line.get_color()
+            assert tuple(bytes.fromhex(colour[1:])) in seen, f"{line.get_label()} of {name}"
 
 
 def test_names_are_drawn_as_they_are() -> None:

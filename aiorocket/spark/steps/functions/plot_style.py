@@ -32,8 +32,8 @@ __all__ = (
     "seconds_of",
     "shortened",
     "spelled",
-    "thinned",
     "time_axis",
+    "together",
 )
 
 INK, GREY, GRID = "#1f2933", "#7b8794", "#e4e7eb"
@@ -195,11 +195,14 @@ def per(most: float) -> tuple[str, float]:
     return "a day", 86400.0
 
 
-def thinned(starts: Sequence[datetime], seconds: float, most: int = 400) -> int:
-    """How many windows of ``seconds`` are drawn as one, so that no more than ``most`` are drawn: more than that are
-    narrower than the dots of a screen."""
-    whole = (starts[-1] - starts[0]) / timedelta(seconds=seconds) + 1
-    return next(each for each in _TOGETHER if whole / each <= most or each == _TOGETHER[-1])
+def together(windows: Iterable[datetime], seconds: float, most: int = 400) -> tuple[float, dict[datetime, datetime]]:
+    """Windows of ``seconds`` of which several are drawn as one, so that no more than ``most`` are drawn: more than that
+    are narrower than the dots of a screen. How many seconds such a one has, and of each window in which it is."""
+    starts = sorted(set(windows))
+    first = starts[0]
+    whole = (starts[-1] - first) / timedelta(seconds=seconds) + 1
+    step = seconds * next(each for each in _TOGETHER if whole / each <= most or each == _TOGETHER[-1])
+    return step, {start: first + timedelta(seconds=(start - first).total_seconds() // step * step) for start in starts}
 
 
 def spelled(seconds: float) -> str:

@@ -33,8 +33,8 @@ from aiorocket.spark.steps.functions.plot_style import (
     seconds_of,
     shortened,
     spelled,
-    thinned,
     time_axis,
+    together,
 )
 
 if TYPE_CHECKING:
@@ -44,7 +44,13 @@ if TYPE_CHECKING:
 __all__ = ("WindowCount", "draw", "draw_windows")
 
 _SHARES = (("p50", "#009e73"), ("p95", "#0072b2"), ("p99", "#d55e00"))
-_STROKE = {"linewidth": 1.8, "markersize": 3.5, "clip_on": False}
+_DASHES = (0, (4, 2))
+#: Each above the next and with less of ink, so that one is seen where they are the same.
+_LOOKS: dict[str, dict[str, Any]] = {
+    "p50": {"zorder": 2.3, "width": 0.5},
+    "p95": {"zorder": 2.2, "linestyle": _DASHES},
+    "p99": {"zorder": 2.1, "width": 1.4},
+}
 #: More lines than these nobody can tell apart; the rest is one.
 _MOST = len(COLOURS) - 1
 #: Windows that are cut and named.
@@ -101,10 +107,8 @@ def draw_windows(
         start = count.start.astimezone(UTC)
         totals[count.label] = totals.get(count.label, 0) + count.rows
         windows[start] = windows.get(start, 0) + count.rows
-    step = seconds * thinned(sorted(windows), seconds)
-    first = min(windows)
-    together = {start: first + timedelta(seconds=(start - first).total_seconds() // step * step) for start in windows}
-    starts = all_starts(together.values(), step)
+    step, drawn = together(windows, seconds)
+    starts = all_starts(drawn.values(), step)
     place = {start: index for index, start in enumerate(starts)}
     ranked = sorted(totals.keys() - {others}, key=lambda label: (-totals[label], label))
     shown = ranked if len(ranked) <= len(COLOURS) else ranked[:_MOST]
@@ -115,7 +119,7 @@ def draw_windows(
     for count in given:
         name = count.label if count.label in series else rest
         values = series.setdefault(name, [0.0] * len(starts))
-        values[place[together[count.start.astimezone(UTC)]]] += count.rows * length / step
+        values[place[drawn[count.start.astimezone(UTC)]]] += count.rows * length / step
     subtitle = f"{amount(sum(totals.values()))} in all · windows of {every}"
     if step > seconds:
         subtitle += f", drawn as means of {spelled(step)}"
@@ -161,24 +165,30 @@ def _cut(axes: Any, starts: Sequence[datetime], sums: Sequence[float], step: flo
 def _over_time(report: LatencyReport, stage: str, path: Path) -> Path:
     totals = [row for row in report.by_topic if row.stage == stage]
     topics = sorted(totals, key=lambda row: -row.rows)[:_PANELS]
-    subtitle = f"percentiles per window of {report.every}{_others(len(totals), 'smaller topic')}"
-    figure, panels = new_figure(f"Time from {_spoken(stage)}", subtitle, rows=len(topics))
+    names = {total.topic for total in topics}
     seconds = seconds_of(report.every)
+    windows = [row for row in report.over_time if row.stage == stage and row.topic in names]
+    step, drawn = together(map(_start, windows), seconds)
+    subtitle = f"percentiles per window of {report.every}"
+    if step > seconds:
+        subtitle += f", drawn as means of {spelled(step)}; pale: lowest p50 to highest p99"
+    subtitle += _others(len(totals), "smaller topic")
+    figure, panels = new_figure(f"Time from {_spoken(stage)}", subtitle, rows=len(topics))
     for axes, total in zip(panels, topics, strict=True):
-        rows = [row for row in report.over_time if row.stage == stage and row.topic == total.topic]
-        found = {_start(row): row for row in rows}
-        starts = all_starts(found, seconds)
-        middles = [start + timedelta(seconds=seconds / 2) for start in starts]
-        lines: dict[str, list[float]] = {}
+        found: dict[datetime, list[Percentiles]] = {}
+        for row in windows:
+            if row.topic == total.topic:
+                found.setdefault(drawn[_start(row)], []).append(row)
+        starts = all_starts(found, step)
+        middles = [start + timedelta(seconds=step / 2) for start in starts]
         for name, colour in _SHARES:
-            values = [getattr(found[start], name) if start in found else math.nan for start in starts]
-            lines[name] = values
-            mark = "o" if len(starts) <= 60 else None
-            stroke = _STROKE if len(starts) <= 300 else {**_STROKE, "linewidth": 0.8}
-            axes.plot(middles, values, color=colour, marker=mark, label=name, **stroke)
-        axes.fill_between(middles, lines["p50"], lines["p99"], color=PALE, alpha=0.25, linewidth=0)
-        duration_scale(axes, min(row.p50 for row in rows), max(row.p99 for row in rows))
-        time_axis(axes, [*starts, starts[-1] + timedelta(seconds=seconds)])
+            values = [_mean(found.get(start, ()), name) for start in starts]
+            axes.plot(middles, values, color=colour, label=name, **_stroke(len(starts), **_LOOKS[name]))
+        low = [min((row.p50 for row in found.get(start, ())), default=math.nan) for start in starts]
+        high = [max((row.p99 for row in found.get(start, ())), default=math.nan) for start in starts]
+        axes.fill_between(middles, low, high, color=PALE, alpha=0.25 if step == seconds else 0.5, linewidth=0)
+        duration_scale(axes, min(filter(math.isfinite, low)), max(filter(math.isfinite, high)))
+        time_axis(axes, [*starts, starts[-1] + timedelta(seconds=step)])
         axes.set_ylabel("latency")
         axes.set_title(_headline(total), loc="left", fontsize=10, color=INK)
     legend(panels[0], whole=True)
@@ -201,7 +211,7 @@ def _histogram(report: LatencyReport, stage: str, path: Path) -> Path:
         for name, colour in _SHARES:
             ms = getattr(total, name)
             label = f"{name}: {duration(ms)}"
-            axes.axvline(_bar_of(ms, edges), color=colour, linewidth=1.6, linestyle=(0, (4, 2)), label=label)
+            axes.axvline(_bar_of(ms, edges), color=colour, linewidth=1.6, linestyle=_DASHES, label=label)
         texts = axes.bar_label(drawn, [_share(share) for share in shares], fontsize=8, color=INK, padding=3)
         for text in texts:
             text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85})
@@ -236,11 +246,11 @@ def _lag(samples: Sequence[LagSample], path: Path) -> Path:
         ranked = sorted(lines, key=lambda queue: (-max(lines[queue].values()), queue))
         shown = sorted(ranked if len(ranked) <= len(COLOURS) else ranked[:_MOST])
         several = len({queue.broker_name for queue in lines}) > 1
-        mark = "o" if len(times) <= 60 else None
+        stroke = _stroke(len(times))
         for queue, colour in zip(shown, COLOURS, strict=False):
             name = f"{shortened(queue.broker_name)} queue {queue.queue_id}" if several else f"queue {queue.queue_id}"
             values = [lines[queue].get(at, math.nan) for at in times]
-            axes.plot(moments, values, color=colour, marker=mark, label=name, **_STROKE)
+            axes.plot(moments, values, color=colour, label=name, **stroke)
         if len(shown) < len(lines):
             rest = [lines[queue] for queue in lines if queue not in shown]
             others = [[float(line[at]) for line in rest if at in line] or [math.nan] for at in times]
@@ -253,7 +263,7 @@ def _lag(samples: Sequence[LagSample], path: Path) -> Path:
         summed = len(lines) > 1 and max(total) <= 6 * most
         if summed:
             name = f"all {len(lines)} queues"
-            axes.plot(moments, total, color=INK, linewidth=1.4, linestyle=(0, (4, 2)), label=name)
+            axes.plot(moments, total, color=INK, label=name, **{**stroke, "linestyle": _DASHES})
         axes.set_ylim(0, (max(total) if summed else most) * 1.08 or 1)
         axes.set_ylabel("messages behind")
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
@@ -265,6 +275,18 @@ def _lag(samples: Sequence[LagSample], path: Path) -> Path:
         time_axis(axes, moments)
         legend(axes, whole=len(pairs) == 1)
     return save(figure, path)
+
+
+def _stroke(points: int, *, width: float = 1.0, **looks: Any) -> dict[str, Any]:
+    """How a line of so many points is drawn: few have marks (one alone is nothing else), many a thin line."""
+    mark, thick = "o" if points <= 60 else None, 1.8 if points <= 400 else 0.8
+    return {"marker": mark, "markersize": 3.5 * width, "linewidth": thick * width, "clip_on": False, **looks}
+
+
+def _mean(rows: Sequence[Percentiles], name: str) -> float:
+    """Of one percentile of windows that are drawn as one, each as heavy as it has rows."""
+    whole = sum(row.rows for row in rows)
+    return sum(getattr(row, name) * row.rows for row in rows) / whole if whole else math.nan
 
 
 def _others(number: int, noun: str) -> str:
