@@ -19,6 +19,7 @@ from aiorocket.errors import UsageError
 from aiorocket.model import Queue
 from aiorocket.runtime import run
 from aiorocket.spark import cluster
+from aiorocket.spark.steps.functions import latency as latency_module
 from aiorocket.spark.steps.functions import plot_style, plots
 from aiorocket.spark.steps.functions.lag_samples import LagSample, sample_lag
 from aiorocket.spark.steps.functions.latency import (
@@ -81,6 +82,15 @@ def test_the_report_is_plain_arithmetic(spark: SparkSession, tmp_path: Path, mon
         "latency_over_time.png", "latency_histogram.png", "latency_over_time_stored_to_archived.png",
         "latency_histogram_stored_to_archived.png", "throughput.png",
     ]  # fmt: skip
+
+
+def test_no_more_windows_are_collected_than_anybody_reads(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    df = frame(spark, [row(n, stored=stored) for n, stored in enumerate((0.0, 1.0, 6000.0, 6001.0))])
+    monkeypatch.setattr(latency_module, "MOST_WINDOWS", 3)  # four rows within 101 minutes: could be more
+    assert len(latency_report(df).over_time) == 2
+    monkeypatch.setattr(latency_module, "MOST_WINDOWS", 1)
+    with pytest.raises(UsageError, match="2 windows of 1 minute, at most 1 are collected: choose a longer `every`"):
+        latency_report(df)
 
 
 @pytest.mark.spark_long

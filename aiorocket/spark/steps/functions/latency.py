@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from aiorocket.errors import UsageError
 from aiorocket.spark.steps.fields import QUEUE, interval, millis_between, need
+from aiorocket.spark.steps.functions.plot_style import seconds_of
 
 if TYPE_CHECKING:
     from aiorocket.spark.steps.functions.lag_samples import LagSample
@@ -33,6 +34,8 @@ EDGES = (
     *(step * 10**power for power in range(4) for step in (1, 2, 5)), 10_000, 20_000, 30_000,
     *(minutes * 60_000 for minutes in (1, 2, 5, 10, 20, 30)), *(hours * 3_600_000 for hours in (1, 2, 5, 10, 24)),
 )  # fmt: skip
+#: Windows of topics and stages that are collected: more take gigabytes of the driver's Python, and nobody reads them.
+MOST_WINDOWS = 250_000
 _PERCENTILES = (0.5, 0.95, 0.99)
 #: Relative error of approximate percentiles: 1 / this.
 _ACCURACY = 10_000
@@ -119,7 +122,7 @@ def latency_report(
 ) -> LatencyReport:
     """The tables by topic, by queue and over time, and the histogram, of a batch, in one reading of it (with
     ``exact=False`` two). What it collects grows with the topics' queues and windows: choose ``every`` so that people
-    can read it."""
+    can read it. UsageError when there are more than 250,000 windows."""
     need(df, "the latency report", *QUEUE)
     interval(every, "every")
     start = F.window("storeTimestamp", every)["start"]
@@ -137,9 +140,13 @@ def latency_report(
     )
     edges = F.array(*[F.lit(edge) for edge in EDGES])
     bucket = F.size(F.filter(edges, lambda edge: edge < F.col(_MS)))
-    bars = measured.groupBy("stage", "topic", bucket.alias("bucket")).agg(F.sum(_ROWS).alias("count"))
+    bars = measured.groupBy("stage", "topic", bucket.alias("bucket")).agg(
+        F.sum(_ROWS).alias("count"), F.min("windowStart").alias("first"), F.max("windowStart").alias("last")
+    )
     try:
-        found, counted = grouped.collect(), bars.collect()
+        counted = bars.collect()
+        _check_windows(measured, counted, every)
+        found = grouped.collect()
     finally:
         if exact:
             measured.unpersist()
@@ -211,6 +218,23 @@ def _measures(exact: bool, count: Column | None = None) -> list[Column]:
         *[found[place].alias(f"p{round(share * 100)}") for place, share in enumerate(_PERCENTILES)],
         F.max(ms).alias("most"),
     ]
+
+
+def _check_windows(measured: DataFrame, bars: Sequence[Row], every: str) -> None:
+    """UsageError for too many windows. They are counted only where the bars' first and last allow for too many."""
+    spans: dict[tuple[str, str], tuple[datetime, datetime, int]] = {}
+    for row in bars:
+        first, last, rows = spans.get((row["stage"], row["topic"]), (row["first"], row["last"], 0))
+        spans[row["stage"], row["topic"]] = (min(first, row["first"]), max(last, row["last"]), rows + row["count"])
+    step = timedelta(seconds=seconds_of(every))
+    if sum(min((last - first) // step + 1, rows) for first, last, rows in spans.values()) <= MOST_WINDOWS:
+        return
+    found = measured.select("stage", "topic", "windowStart").distinct().count()
+    if found > MOST_WINDOWS:
+        raise UsageError(
+            f"the latency report would have {found:,} windows of {every}, at most {MOST_WINDOWS:,} are collected: "
+            "choose a longer `every`, or fewer topics or hours"
+        )
 
 
 def _place(row: Percentiles) -> tuple[object, ...]:
