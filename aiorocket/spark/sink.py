@@ -96,7 +96,6 @@ class _Sink:
         self.columns = columns
         self.settings = settings
 
-    @untraced
     def _write(self, batches: Iterator[pa.RecordBatch], query: str, batch: int, first: bool) -> Written:
         from aiorocket.spark import sink_work
 
@@ -176,6 +175,7 @@ class BatchWriter(_Sink, DataSourceArrowWriter):
         super().__init__(columns, settings)
         self.query = query
 
+    @untraced
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """In a task: returns when every row is acknowledged. RowError and SendError name the row."""
         return self._write(iterator, self.query, 0, True)
@@ -190,6 +190,7 @@ class BatchWriter(_Sink, DataSourceArrowWriter):
 class StreamWriter(_Sink, DataSourceStreamArrowWriter):
     """Of a stream. Its commit runs on another object than its writes: what it knows comes with the messages."""
 
+    @untraced
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """In a task: returns when every row is acknowledged. RowError and SendError name the row."""
         context = TaskContext.get()

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 
-from aiorocket.spark import bridge
+from aiorocket.spark import bridge, explain
 from aiorocket.spark.ledger import Entry, Mark, Record, decode
 from aiorocket.testing import broker_thread
 from tests.spark.producing import create_topic, send
 from tests.spark.servers import own_temporary
+from tests.spark.test_source import alone
 from tests.spark.writing import stored, values
 
 if TYPE_CHECKING:
@@ -52,8 +54,9 @@ def test_a_batch_write_of_all_columns(spark: SparkSession, nameserver: str, topi
     assert (one.body, one.keys, one.tag, one.properties["p"], one.queue_id) == (b"one", ["k1", "k2"], "t", "v", 3)
     assert (two.body, two.properties["__SHARDINGKEY"]) == (b"two", "s")
     bad = spark.createDataFrame([(*rows[0][:7], datetime(2040, 1, 1, tzinfo=UTC))], columns)
-    with pytest.raises(Exception, match=r"SendError.*row 0.*not be bigger than the max delay"):
+    with pytest.raises(Exception, match=r"SendError.*row 0.*not be bigger than the max delay") as caught:
         bad.write.format("rocketmq").mode("append").options(nameServer=nameserver, topic=topic).save()
+    alone(caught.value)
 
 
 @pytest.mark.spark_long
@@ -77,6 +80,21 @@ def test_a_topic_is_copied_as_it_was_read(spark: SparkSession, asking: str, topi
     ]
     ids = [{view.properties["UNIQ_KEY"] for view in views} for views in (first, second)]
     assert len(ids[0] | ids[1]) == 6
+
+
+def test_what_ends_a_stream_is_told_in_a_line(spark: SparkSession, nameserver: str, topic: str, tmp_path: Path) -> None:
+    send(nameserver, topic, ["a"], queues=1)
+    cause = "partition 0, row 0, column properties: 'DELAY' is reserved by RocketMQ"
+    rows = spark.readStream.format("rocketmq").options(nameServer=nameserver, topic=topic, startingOffsets="earliest")
+    bad = rows.load().selectExpr("body", "map('DELAY', '3') AS properties")
+    place = {"nameServer": nameserver, "topic": topic, "checkpointLocation": str(tmp_path)}
+    query = bad.writeStream.format("rocketmq").options(**place).trigger(availableNow=True).start()
+    with pytest.raises(StreamingQueryException, match="column properties") as caught:
+        query.awaitTermination(100)
+    assert explain(caught.value).startswith(cause) and "\n" not in explain(caught.value)
+    # Behind it Spark shows the query and its plan.
+    said = str(caught.value).partition("=== Streaming Query ===")[0]
+    alone(RuntimeError(said))
 
 
 def test_a_batch_write_that_cannot_work_says_why(spark: SparkSession, nameserver: str) -> None:
