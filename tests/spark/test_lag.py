@@ -88,17 +88,26 @@ def test_prometheus_is_told_of_queries_by_their_name() -> None:
 @pytest.mark.spark_long
 def test_a_running_query_reports_it(spark: SparkSession, nameserver: str, topic: str, tmp_path: Path) -> None:
     send(nameserver, topic, [str(number) for number in range(30)], queues=2)
-    seen: list[int] = []
+    seen: list[tuple[int, float]] = []
     done = threading.Event()
+    registry = CollectorRegistry()
+
+    def value(name: str, **labels: str) -> float:
+        return registry.get_sample_value(f"aiorocket_spark_{name}", {"query": "lagging", **labels}) or 0
 
     def note(query: str, lag: Mapping[Queue, int]) -> None:
         assert query == "lagging"
-        seen.append(sum(lag.values()))
-        if not seen[-1]:
+        told = (
+            value("lag_messages", topic=each.topic, broker=each.broker_name, queue=str(each.queue_id)) for each in lag
+        )
+        seen.append((sum(lag.values()), sum(told)))
+        if not sum(lag.values()):
             done.set()
 
-    listener = LagListener(note)
-    spark.streams.addListener(listener)
+    # Spark tells them in this order.
+    listeners = [PrometheusListener(registry), LagListener(note)]
+    for listener in listeners:
+        spark.streams.addListener(listener)
     try:
         source = spark.readStream.format("rocketmq").options(nameServer=nameserver, topic=topic)
         source = source.options(startingOffsets="earliest", maxOffsetsPerTrigger="20")
@@ -108,5 +117,8 @@ def test_a_running_query_reports_it(spark: SparkSession, nameserver: str, topic:
         assert query.awaitTermination(100)
         assert done.wait(30)
     finally:
-        spark.streams.removeListener(listener)
-    assert seen[:2] == [10, 0]
+        for listener in listeners:
+            spark.streams.removeListener(listener)
+    assert seen[:2] == [(10, 10.0), (0, 0.0)]
+    assert (value("rows_total"), value("batches_total"), value("failed")) == (30, 2, 0)
+    assert value("batch_seconds_total") > 0
