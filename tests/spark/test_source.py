@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.serializers import ArrowStreamSerializer
@@ -132,6 +132,19 @@ def test_sql_and_plans_need_no_register(spark: SparkSession, nameserver: str, to
     found = spark.sql(f"SELECT queueId, count(*), max(CAST(body AS STRING)) FROM {view} GROUP BY 1 ORDER BY 1")
     assert [tuple(row) for row in found.collect()] == [(0, 2, "c"), (1, 2, "d")]
     spark.catalog.dropTempView(view)
+
+
+def test_a_table_of_the_catalogue_is_told_to_be_a_view(spark: SparkSession, nameserver: str, topic: str) -> None:
+    send(nameserver, topic, ["a"], queues=1)
+    table = f"table_{topic.replace('-', '_')}"
+    spark.sql(f"CREATE TABLE {table} USING rocketmq OPTIONS (nameServer '{nameserver}', topic '{topic}')")
+    try:
+        with pytest.raises(AnalysisException) as caught:
+            spark.sql(f"SELECT count(*) FROM {table}").collect()
+    finally:
+        spark.sql(f"DROP TABLE {table}")
+    assert str(caught.value).count("CREATE TEMPORARY VIEW") == 1
+    alone(caught.value)
 
 
 def test_a_schema_and_the_option_columns_choose_columns(spark: SparkSession, nameserver: str, topic: str) -> None:
