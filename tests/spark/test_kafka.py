@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from aiorocket.errors import UsageError
+from aiorocket.model import OutgoingMessage
 from aiorocket.spark import kafka_as_rocketmq, rocketmq_as_kafka
 from aiorocket.spark.options import SourceOptions
 from aiorocket.spark.outgoing_rows import Columns
+from tests.spark.producing import send
 from tests.spark.row_frames import at, frame, row
 
 
@@ -29,6 +33,20 @@ def test_rows_as_kafka_has_them(spark: SparkSession) -> None:
     assert {each.key: bytes(each.value).decode() for each in first.headers} == properties
     with pytest.raises(UsageError, match="needs the columns properties"):
         rocketmq_as_kafka(rows.drop("properties"))
+
+
+@pytest.mark.spark_long
+def test_a_stream_as_kafka_has_it(spark: SparkSession, nameserver: str, topic: str, tmp_path: Path) -> None:
+    send(nameserver, topic, [OutgoingMessage(topic="", body=b"v", keys=["k"], properties={"h": "1"})], queues=1)
+    place = {"nameServer": nameserver, "topic": topic, "startingOffsets": "earliest"}
+    rows = rocketmq_as_kafka(spark.readStream.format("rocketmq").options(**place).load())
+    writer = rows.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query = writer.trigger(availableNow=True).start(str(tmp_path / "rows"))
+    assert query.awaitTermination(100)
+    [found] = spark.read.parquet(str(tmp_path / "rows")).collect()
+    assert (bytes(found.key), bytes(found.value)) == (b"k", b"v")
+    assert (found.topic, found.partition, found.offset) == (topic, 0, 0)
+    assert ("h", b"1") in [(each.key, bytes(each.value)) for each in found.headers]
 
 
 @pytest.mark.spark_long
