@@ -23,8 +23,9 @@ from pyspark.sql.functions import col, concat, lit, spark_partition_id, udf
 from aiorocket.spark import spark_session, steps
 from aiorocket.spark.pytest_plugin import TEST_CONF
 
-nameserver, directory = sys.argv[1:]
-conf = {**TEST_CONF, "spark.executor.extraJavaOptions": TEST_CONF["spark.driver.extraJavaOptions"]}
+nameserver, directory, addresses = sys.argv[1:]
+conf = {**TEST_CONF, "spark.executorEnv.AIOROCKET_ADDRESS_MAP": addresses}
+conf |= {"spark.executor.extraJavaOptions": TEST_CONF["spark.driver.extraJavaOptions"]}
 spark = spark_session(master="local-cluster[2,2,1024]", conf=conf)
 options = {"nameServer": nameserver, "topic": "cluster"}
 
@@ -34,6 +35,8 @@ def read():
 pid = udf(lambda: os.getppid(), "long").asNondeterministic()  # of an executor's one process that has the others
 rows = read()
 count = rows.select("queueId", "queueOffset").distinct().count()
+mapped = udf(lambda: os.environ["AIOROCKET_ADDRESS_MAP"], "string").asNondeterministic()
+maps = [row[0] for row in rows.select(mapped().alias("map")).distinct().collect()]
 pids = [row[0] for row in rows.select(pid().alias("pid")).distinct().collect()]
 executors = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1
 
@@ -64,7 +67,7 @@ assert twice.awaitTermination(120)
 again = spark.read.format("rocketmq").options(nameServer=nameserver, topic="twice").load()
 print(json.dumps({
     "cores": cores, "tasks": tasks, "spread": parts, "executors": executors,
-    "count": count, "pids": pids, "driver": os.getpid(),
+    "count": count, "pids": pids, "maps": maps, "driver": os.getpid(),
     "copies": copies.count(), "distinct": copies.select("body").distinct().count(),
     "twice": again.count(), "twice_distinct": again.select("body").distinct().count(),
 }), flush=True)
@@ -78,13 +81,17 @@ def test_separate_executors_read_stream_and_write(nameserver: str, tmp_path: Pat
     for topic in ("copies", "twice"):
         create_topic(nameserver, topic, 4)
     paths = [str(_ROOT), str(_ROOT / "protocol"), str(_ROOT / "aiorocket/spark/autoload")]
+    # Driver and executors reach the name server under a name that each has a map for.
+    driver = f"names.invalid:1={nameserver}"
+    executors = f"{driver},executors.invalid:1={nameserver}"
     done = subprocess.run(
-        [sys.executable, "-c", JOB, nameserver, str(tmp_path)], cwd=tmp_path, capture_output=True, text=True,
-        timeout=280, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        [sys.executable, "-c", JOB, "names.invalid:1", str(tmp_path), executors], cwd=tmp_path, capture_output=True,
+        text=True, timeout=280,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "AIOROCKET_ADDRESS_MAP": driver},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     said = json.loads(done.stdout.strip().splitlines()[-1])
-    assert said["executors"] == 2
+    assert said["executors"] == 2 and said["maps"] == [executors]
     # As many tasks as the executors have cores, whatever the driver has; each reads its queues in order.
     assert said["cores"] == said["tasks"] == 4
     read = [(task, queue, offset) for queue, offset, task in said["spread"]]
