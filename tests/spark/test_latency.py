@@ -265,8 +265,8 @@ def test_of_many_windows_means_are_drawn_and_what_was_least_and_most(
 
 
 def test_what_is_drawn_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Percentiles that are the same, and a sum of queues of which there is one sample."""
-    lag = [LagSample(1000, "g", Queue("t", "b", queue), 0, 0, 9) for queue in range(3)]
+    """Percentiles that are the same, and queues of which there is one sample: each, the others and the sum."""
+    lag = [LagSample(1000, "g", Queue("t", "b", n), 0, 0, 24 - 2 * n if n else 90) for n in range(12)]
     figures = _drawn(_report([(7.0, 7.0, 7.0)] * 100), tmp_path, monkeypatch, lag=lag)
     for name in ("latency_over_time", "consumer_lag"):
         figure = figures[name]
@@ -275,9 +275,12 @@ def test_what_is_drawn_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         box = axes.get_window_extent()
         pixels = np.asarray(figure.canvas.buffer_rgba())[::-1][int(box.y0) : int(box.y1), int(box.x0) : int(box.x1), :3]
         seen = {tuple(each) for each in np.unique(pixels.reshape(-1, 3), axis=0).tolist()}
-        for line in axes.get_lines()[3 if name == "consumer_lag" else 0 :]:
+        for line in axes.get_lines():
             colour = line.get_color()
             assert tuple(bytes.fromhex(colour[1:])) in seen, f"{line.get_label()} of {name}"
+    assert "all 12 queues" in {line.get_label() for line in axes.get_lines()}
+    [others] = axes.collections
+    assert others.get_linewidth()[0] > 0
 
 
 def test_names_are_drawn_as_they_are() -> None:

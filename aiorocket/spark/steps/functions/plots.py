@@ -256,7 +256,9 @@ def _lag(samples: Sequence[LagSample], path: Path) -> Path:
             others = [[float(line[at]) for line in rest if at in line] or [math.nan] for at in times]
             low, high = [min(each) for each in others], [max(each) for each in others]
             name = f"{len(lines) - len(shown)} others"
-            axes.fill_between(moments, low, high, color=GREY, alpha=0.25, linewidth=0, label=name)
+            # Of one sample there is nothing to fill: its edge is seen.
+            edge = 3.5 if len(times) == 1 else 0
+            axes.fill_between(moments, low, high, color=GREY, alpha=0.25, linewidth=edge, label=name)
         total = [sum(line.get(at, 0) for line in lines.values()) for at in times]
         most = max(max(line.values()) for line in lines.values())
         # Beside the sum of many queues nothing of one could be seen; how high it is stands above the panel.
