@@ -10,7 +10,7 @@ import pytest
 
 from tests.harness.crash import GROUPS, check, run
 from tests.harness.crash_broker import POINTS
-from tests.harness.soak import GROWTH
+from tests.harness.soak import GROWTH, Round, slower
 from tests.harness.soak import run as soak
 
 pytestmark = [pytest.mark.harness, pytest.mark.timeout(600)]
@@ -26,6 +26,20 @@ async def test_a_broker_that_nobody_kills_keeps_its_memory(tmp_path: Path) -> No
     assert [line for one in rounds for line in one.broken] == [] and len(rounds) > 1
     assert max(one.rss for one in rounds) < rounds[0].rss + GROWTH
     assert max(one.files for one in rounds) < rounds[0].files + 100
+
+
+@pytest.mark.parametrize(
+    ("medians", "times"),
+    [
+        ([], 1.0),
+        ([1, 9], 1.0),  # too few to say anything
+        ([2, 2, 2], 1.0),
+        ([2, 50, 2, 3, 2, 2, 2, 60, 2], 1.0),  # one slow round of others' work
+        ([1, 1, 2, 3, 4, 5, 6, 7], 6.5),
+    ],
+)
+def test_a_soak_says_how_much_slower_sends_became(medians: list[float], times: float) -> None:
+    assert slower([Round(5, 1000, 40, 100, each, 9 * each, 100, []) for each in medians]) == times
 
 
 def test_every_place_to_die_at_exists() -> None:
