@@ -79,6 +79,31 @@ def test_what_waits_outlives_the_age_of_others(restarts: bool) -> None:
     simulate(main)
 
 
+def test_a_pull_that_waits_gets_the_next_message_whatever_goes_meanwhile() -> None:
+    config = BrokerConfig(host="10.0.0.1", port=10911, data="store", store=STORE, default_topic_queues=1, max_hold=100)
+
+    async def main(sim: Simulation) -> None:
+        host, broker = await started(sim, sim.env(), config)
+        peer = SimPeer(sim, broker.address)
+        for _ in range(20):
+            await peer.send(FILLER)
+        await asyncio.sleep(HOUR - 10)
+        waiting = asyncio.ensure_future(
+            peer.call(11, pull_header("T", 0, 20, suspend_timeout_millis=100_000), timeout=100)
+        )
+        await asyncio.sleep(1)
+        assert (broker.store.min_offset("T", 0), broker.parked_pulls) == (0, 1)
+        await asyncio.sleep(90)
+        assert broker.store.min_offset("T", 0) >= 18 and broker.parked_pulls == 1
+        await peer.send(b"new")
+        (record,) = records(await waiting)
+        assert (record.queue_offset, record.body) == (20, b"new")
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
 def test_hours_and_shares_of_the_disk_change_while_it_runs() -> None:
     """By RocketMQ's names, and over a restart."""
     config = BrokerConfig(

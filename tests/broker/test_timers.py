@@ -220,6 +220,31 @@ def test_delivered_at_its_millisecond_with_what_apaches_consumers_see() -> None:
     simulate(main)
 
 
+def test_however_many_wait_one_deadline_is_armed() -> None:
+    async def main(sim: Simulation) -> None:
+        def armed() -> list[float]:
+            """When those of the timers are."""
+            driver = broker._parts.timers._driver
+            handles = [handle for *_, handle in sim.loop._timers if not handle.cancelled()]
+            return [each.when() for each in handles if getattr(each._callback, "__self__", None) is driver]
+
+        host, broker = await started(sim, sim.env(), config())
+        peer = SimPeer(sim, broker.address)
+        assert armed() == []
+        for seconds in (9, 3, 7, *range(20, 320)):
+            assert (await peer.send(properties=f"TIMER_DELAY_SEC\x01{seconds}\x02")).code == 0
+            assert len(armed()) == 1
+        assert len(broker.timers) == 303 and armed() == [pytest.approx(3, abs=0.1)], "for the earliest"
+        await asyncio.sleep(100)
+        assert len(broker.timers) > 200 and len(armed()) == 1
+        await asyncio.sleep(300)
+        assert len(broker.timers) == 0 and armed() == []
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
 def test_forms_of_a_timer_and_what_is_due_already() -> None:
     async def main(sim: Simulation) -> None:
         host, broker = await started(sim, sim.env(), config())

@@ -115,12 +115,14 @@ class FakeBroker:
 
 
 class FakeCluster:
-    """``topics`` maps a topic to the brokers that have two queues of it; ``order`` to its orderTopicConf."""
+    """``topics`` maps a topic to the brokers that have it, ``queues`` to how many of its queues each of them has where
+    that is not two, ``order`` to its orderTopicConf."""
 
     def __init__(self, sim: Simulation, brokers: int = 1) -> None:
         self.sim = sim
         self.brokers = [FakeBroker(sim, number) for number in range(brokers)]
         self.topics: dict[str, list[FakeBroker]] = {"t": list(self.brokers)}
+        self.queues: dict[str, int] = {}
         self.order: dict[str, str] = {}
         self._host = sim.host(NAMES.partition(":")[0])
 
@@ -144,8 +146,9 @@ class FakeCluster:
         brokers = self.topics.get(topic)
         if not brokers:
             return RemotingCommand.response(ResponseCode.TOPIC_NOT_EXIST, remark="no route")
+        count = self.queues.get(topic, 2)
         data = TopicRouteData(
-            [QueueData(broker.name, 2, 2, 6) for broker in brokers],
+            [QueueData(broker.name, count, count, 6) for broker in brokers],
             [BrokerData("c", broker.name, {0: broker.address}) for broker in brokers],
             self.order.get(topic),
         )

@@ -216,3 +216,20 @@ async def test_stop_waits_for_what_is_under_way(scripted: Scripted) -> None:
     await producer.stop()
     assert task.done()
     assert isinstance(task.exception(), SendError)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_route_with_twenty_million_queues_is_refused_by_its_limit(ordered: bool) -> None:
+    async def scenario(cluster: FakeCluster, producer: Producer) -> None:
+        if ordered:
+            cluster.order["t"] = "broker-a:20000000"
+        else:
+            cluster.queues["t"] = 20_000_000
+        with pytest.raises(SendError, match=r"20000000 queues for topic t; .*limit route_queues=65536 is lower"):
+            await producer.send("t", b"x")
+        cluster.order.clear()
+        cluster.queues.clear()
+        await producer.send("t", b"x")
+        assert len(cluster.brokers[0].kept) == 1
+
+    run(scenario, brokers=1)

@@ -17,6 +17,7 @@ from aiorocket_protocol import split_records, tags_code
 from tests.harness.damage import images, one_place
 from tests.storage.stores import HOST, config, intact, opened, put, put_batch
 from tests.storage.test_recovery import copy_of
+from tests.storage.test_retention import World, fill
 
 
 @pytest.mark.seeds(4)  # each one place of four
@@ -43,6 +44,39 @@ async def test_the_scrub_finds_damage_that_nobody_reads(caplog: pytest.LogCaptur
     await asyncio.sleep(0)
     assert len(store.damaged) == 1 and caplog.text.count("are lost") == 1, "said once"
     await store.close()
+
+
+def test_the_scrub_begins_by_itself_keeps_its_rate_and_comes_again() -> None:
+    world, hour = World(), 3600.0
+
+    async def spoil_and_wait(store: MessageStore) -> None:
+        """Each full segment gets a wrong byte where the scrub comes by in 4 s; when each was found, in seconds."""
+        await fill(store, 16)
+        began, found = world.loop.time(), list[float]()
+        first, second, third, _ = world.files()
+        for path in (first, second, third):
+            world.disk.files[path][30_000] ^= 1
+        while world.loop.time() < began + 120:
+            await asyncio.sleep(0.1)
+            found += [world.loop.time() - opened_at] * (len(store.damaged) - len(found))
+        # One piece of 256 KiB at most, then a pause in which the rate would have read as much.
+        assert found == pytest.approx([60, 64, 68], abs=0.5)
+        world.disk.files[third][60_000] ^= 1
+        await asyncio.sleep(hour - 120)
+        assert len(store.damaged) == 3, "it has a rest"
+        await asyncio.sleep(120)
+        assert len(store.damaged) == 4
+
+    async def left_alone(store: MessageStore) -> None:
+        await asyncio.sleep(3 * hour)
+        assert len(store.damaged) == 4
+
+    opened_at = world.loop.time()
+    world.run(spoil_and_wait, tail_cache=0, file_reserved_time=0, scrub_rate=64 * 1024, scrub_interval=hour)
+    first = world.files()[0]
+    world.disk.files[first][50_000] ^= 1
+    world.run(left_alone, tail_cache=0, file_reserved_time=0, scrub_rate=0, scrub_interval=hour)
+    world.loop.close()
 
 
 async def test_a_message_of_which_only_the_beginning_is_damaged_is_counted_as_lost() -> None:

@@ -18,6 +18,7 @@ from aiorocket.storage import MessageStore, ReadStatus, StoreBusyError
 from aiorocket.storage.checkup import records, salvage, survey
 from aiorocket.storage.walk import Bad, Found
 from aiorocket.testing import SimClock, SimDisk, SimLoop
+from aiorocket_protocol import split_records
 from tests.storage.stores import bodies, config, everything, opened, put
 
 HOUR = 3600.0
@@ -92,6 +93,19 @@ def test_old_segments_go_by_themselves_and_offsets_go_on(world: World) -> None:
 
     world.run(work)
     world.run(again)
+
+
+def test_what_was_read_before_a_sweep_is_still_what_it_was(world: World) -> None:
+    """An answer goes to its socket while the segment that it was read from is removed."""
+
+    async def work(store: MessageStore) -> None:
+        await fill(store, 12)
+        read = store.read("T", 0, 0, 5, 1 << 20)
+        await asyncio.sleep(11 * HOUR)
+        assert store.min_offset("T", 0) == 10 and len(world.files()) == 1
+        assert [view.raw_body for view in split_records(read.data)] == [b"%d|" % number + LARGE for number in range(5)]
+
+    world.run(work, tail_cache=0)
 
 
 def test_a_queue_that_is_empty_now_never_gives_an_offset_again(world: World) -> None:
