@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -197,6 +197,22 @@ def test_both_modes_go_on_where_the_archive_ends(lake: Lake) -> None:
     lake.check()
 
 
+Q0, Q1 = Queue("t", "a", 0), Queue("t", "a", 1)
+
+
+def planned(path: Path, ends: Sequence[Mapping[Queue, int]], committed: int, snapshot: Snapshot) -> Any:
+    """The step over an archive with a checkpoint of Spark's: the ``ends`` of its batches, up to which it committed."""
+    (path / "_checkpoint" / "commits").mkdir(parents=True)
+    (path / "_checkpoint" / "offsets").mkdir()
+    (path / "_checkpoint" / "metadata").write_text('{"id":"q"}')
+    for batch, told in enumerate(ends):
+        (path / "_checkpoint" / "offsets" / str(batch)).write_text(f"v1\n{{}}\n{format_offsets(told)}")
+        if batch <= committed:
+            (path / "_checkpoint" / "commits" / str(batch)).write_text("v1\n{}")
+    options = SourceOptions.parse({"nameServer": "127.0.0.1:1", "topic": "t"})
+    return archive_module._Stream(cast(Any, SimpleNamespace(options=options, archive=make(path), snapshot=snapshot)))
+
+
 @pytest.mark.parametrize(
     ("committed", "published", "archived", "goes_on"),
     [
@@ -212,22 +228,33 @@ def test_a_checkpoint_that_direct_mode_has_overtaken_is_begun_anew(
     tmp_path: Path, committed: int, published: bool, archived: int, goes_on: bool
 ) -> None:
     """Also where the last batch, of the offsets 10 to 19, was planned and cut short: Spark does it again."""
-    queue = Queue("t", "a", 0)
-    snapshot = Snapshot(queues={queue: Span(0, archived, archived)}, queries={"q": 1 if published else 0})
-    (tmp_path / "_checkpoint" / "commits").mkdir(parents=True)
-    (tmp_path / "_checkpoint" / "offsets").mkdir()
-    (tmp_path / "_checkpoint" / "metadata").write_text('{"id":"q"}')
-    for batch in range(2):
-        told = format_offsets({queue: 10 * (batch + 1)})
-        (tmp_path / "_checkpoint" / "offsets" / str(batch)).write_text(f"v1\n{{}}\n{told}")
-        if batch <= committed:
-            (tmp_path / "_checkpoint" / "commits" / str(batch)).write_text("v1\n{}")
-    run: Any = SimpleNamespace(
-        options=SourceOptions.parse({"nameServer": "127.0.0.1:1", "topic": "t"}), archive=make(tmp_path),
-        snapshot=snapshot,
-    )  # fmt: skip
-    assert archive_module._Stream(run)._checkpoint() is goes_on
+    snapshot = Snapshot(queues={Q0: Span(0, archived, archived)}, queries={"q": 1 if published else 0})
+    stream = planned(tmp_path, [{Q0: 10}, {Q0: 20}], committed, snapshot)
+    assert stream._checkpoint() is goes_on
     assert (tmp_path / "_checkpoint").exists() is goes_on
+
+
+@pytest.mark.parametrize(
+    ("ends", "archived", "goes_on"),
+    [
+        ([{Q0: 10}], {Q0: 4}, True),  # its start is looked up anew, behind what is archived
+        ([{Q0: 10}], {Q0: 11}, False),  # the batch after it would begin at 10
+        ([{Q0: 10}, {Q0: 20, Q1: 3}], {Q0: 10, Q1: 3}, True),
+        ([{Q0: 10}, {Q0: 20, Q1: 3}], {Q0: 10, Q1: 4}, False),
+    ],
+)
+def test_of_a_queue_that_only_the_batch_cut_short_has_its_end_counts(
+    tmp_path: Path, ends: list[dict[Queue, int]], archived: dict[Queue, int], goes_on: bool
+) -> None:
+    snapshot = Snapshot(queues={queue: Span(0, end, end) for queue, end in archived.items()})
+    assert planned(tmp_path, ends, len(ends) - 2, snapshot)._checkpoint() is goes_on
+
+
+def test_a_checkpoint_of_which_a_part_was_removed_is_begun_anew(tmp_path: Path) -> None:
+    """By a run that died while it removed it: each later one would look for what is not there."""
+    stream = planned(tmp_path, [{Q0: 10}, {Q0: 20}], -1, Snapshot(queues={Q0: Span(0, 30, 30)}))
+    (tmp_path / "_checkpoint" / "metadata").unlink()
+    assert not stream._checkpoint() and not (tmp_path / "_checkpoint").exists()
 
 
 @pytest.mark.parametrize("mode", ["direct", "spark"])

@@ -132,22 +132,26 @@ class _Stream:
 
     def _checkpoint(self) -> bool:
         """Whether there is a checkpoint to go on from. One that reads on before the manifest ends, because direct mode
-        went on without it, is removed: it would read again what is archived."""
-        folder, archived = self._run.archive.folder, self._run.snapshot
+        went on without it, is removed: it would read again what is archived. So is what a crash left of a removal."""
+        folder, archived = self._run.archive.folder, self._run.snapshot.queues
         batches = [int(name) for name in folder.names(f"{CHECKPOINT}/offsets") if name.isdigit()]
-        ends = self._logged(self._read_from(max(batches))) if batches else {}
-        if any(queue in archived.queues and archived.queues[queue].end > end for queue, end in ends.items()):
+        if not batches:
+            return False
+        whole = folder.exists(f"{CHECKPOINT}/metadata")
+        ends = self._reads_on(max(batches)) if whole else {}
+        if not whole or any(queue in archived and archived[queue].end > end for queue, end in ends.items()):
             folder.remove_tree(CHECKPOINT)
             return False
-        return bool(batches)
+        return True
 
-    def _read_from(self, last: int) -> int:
-        """The batch behind which the query reads on: the ``last`` one that was planned, or the one before it where that
-        was cut short, and Spark does it again."""
-        run = self._run
+    def _reads_on(self, last: int) -> dict[Queue, int]:
+        """From where the query reads on: the end of the ``last`` batch that was planned. One that was cut short Spark
+        does again, from the end of the one before; queues that it was the first to have (in the first batch, all) are
+        looked up anew or begin where it ends."""
+        run, ends = self._run, self._logged(last)
         if run.archive.folder.exists(f"{CHECKPOINT}/commits/{last}") or run.snapshot.done(self._query(), last):
-            return last
-        return last - 1
+            return ends
+        return ends | self._logged(last - 1)
 
     def _query(self) -> str:
         return str(self._run.archive.folder.json(f"{CHECKPOINT}/metadata")["id"])
