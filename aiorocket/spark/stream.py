@@ -89,7 +89,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @untraced
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the end. It fails when a broker cannot be asked: what is available there is not known. So does the first
-        batch, where a broker that the query has read from before is in no route."""
+        batch, where a broker that the query has read from before is in no route still; one that is back is read up to
+        what it has then."""
         self._target = bridge.call(self._all_bounds)
 
     @untraced
@@ -212,7 +213,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 # Its broker had left the routes when the end was fixed.
                 raise NotConnectedError(
                     f"{queue_path(queue)}, which the query has read up to {begins[queue]}: what is available there is "
-                    f"not known ({error}). Begin again when its broker is back; failOnDataLoss=false ends without it"
+                    f"not known ({error}). Begin again when its broker is back; where it is gone for good, or the "
+                    "topic from it, failOnDataLoss=false ends without it"
                 ) from error
             else:
                 self._say(f"{queue_path(queue)} stays at {begins.get(queue, 'its beginning')} for now: {error}")
@@ -221,6 +223,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._lost(queue, f"is gone from its broker, the query stands at {begins[queue]}", "leaves it alone")
         if not failures and self._listed:
             self._said.clear()
+        if self._target is not None:
+            # Its broker had left the routes when the end was fixed, and is back.
+            self._target = {**seen, **self._target}
         self._seen = seen
         return seen
 
@@ -234,7 +239,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for queue, found in seen.items():
             end = found.end
             if self._target is not None:
-                end = min(end, self._target[queue].end) if queue in self._target else 0
+                end = min(end, self._target[queue].end)
             self._latest[queue] = max(end, begins.get(queue, found.begin))
             if queue in begins and queue not in pinned:
                 ends[queue] = self._latest[queue]

@@ -251,6 +251,23 @@ def test_available_now_does_not_end_without_a_broker_that_has_left_the_routes(fa
     assert from_nested(step(made, at)) == {Q0: 10, OTHER: 5}
 
 
+@pytest.mark.parametrize("fails", [True, False])
+def test_available_now_reads_of_a_broker_that_is_back_what_it_has_then(fake: Cluster, fails: bool) -> None:
+    """A batch that a crash cut short is done again between the look for the end and the first batch that is planned."""
+    fake.bounds_of, fake.unreachable, fake.unlisted = {Q0: Bounds(0, 10), OTHER: Bounds(0, 10)}, {OTHER}, {OTHER}
+    at = to_nested({Q0: 4, OTHER: 5})
+    made = reader(failOnDataLoss=str(fails).lower())
+    made.prepareForTriggerAvailableNow()
+    if not fails:  # it ends a batch without it
+        at = step(made, at)
+    fake.unreachable, fake.unlisted = set(), set()
+    end = step(made, at)
+    assert from_nested(end) == {Q0: 10, OTHER: 10}
+    assert QueueRange(OTHER, 5, 10) in ranges(made, at, end)
+    fake.bounds_of = {Q0: Bounds(0, 50), OTHER: Bounds(0, 50)}
+    assert step(made, end) is end
+
+
 def test_available_now_does_not_end_before_a_broker_that_goes_away(fake: Cluster) -> None:
     fake.bounds_of = {Q0: Bounds(0, 10), OTHER: Bounds(0, 10)}
     made = reader(maxOffsetsPerTrigger="10")
