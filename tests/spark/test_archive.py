@@ -517,12 +517,16 @@ def test_what_retention_took_is_an_error_or_a_gap(lake: Lake, monkeypatch: pytes
 def test_a_broker_that_is_away_has_lost_nothing(monkeypatch: pytest.MonkeyPatch, asked: dict[str, str]) -> None:
     """A pipeline waits for it, and gives up where the broker is there without the queue."""
     here, gone, other = Queue("t", "a", 0), Queue("t", "b", 0), Queue("not-asked-for", "b", 0)
-    registered = {"a"}
+    registered, there = {"a"}, {here: Bounds(0, 9)}
 
     async def brokers(client: object) -> set[str]:
         return registered
 
-    monkeypatch.setattr(cluster, "brokers", brokers)
+    async def found(*_: object) -> dict[Queue, Bounds]:
+        return there
+
+    for name, fake in (("brokers", brokers), ("queues", found), ("bounds", found)):
+        monkeypatch.setattr(cluster, name, fake)
 
     def ranges(**more: str) -> list[QueueRange]:
         text = {"nameServer": "127.0.0.1:1", **asked, **more}
@@ -534,11 +538,16 @@ def test_a_broker_that_is_away_has_lost_nothing(monkeypatch: pytest.MonkeyPatch,
         return direct.Rounds(run)._next()
 
     try:
-        with pytest.raises(NotConnectedError, match=r"broker_name='b'.* up to 4, and its broker is not registered"):
+        with pytest.raises(
+            NotConnectedError, match=r"broker_name='b'.* up to 4, and its broker was not registered just now"
+        ):
             ranges()
         assert ranges(failOnDataLoss="false") == [QueueRange(here, 5, 9)]
         registered.add("b")
         with pytest.raises(DataLossError, match="is not at its broker any more"):
+            ranges()
+        there[gone] = Bounds(0, 9)  # it came back after the look for the goal
+        with pytest.raises(NotConnectedError, match="was not registered just now"):
             ranges()
     finally:
         bridge.close()

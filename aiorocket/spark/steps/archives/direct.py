@@ -128,10 +128,10 @@ class Rounds:
 
     def _gone(self, queue: Queue, last: int) -> None:
         # One that restarts takes its queues from the routes for a while, which is no loss.
-        if self._options.fail_on_data_loss and queue.broker_name not in call(_registered, self._options):
+        if self._options.fail_on_data_loss and not call(_is_lost, self._options, self._name(queue)):
             raise NotConnectedError(
-                f"{queue} is archived up to {last}, and its broker is not registered now: the archive goes on when it "
-                "is back; failOnDataLoss=false archives the others"
+                f"{queue} is archived up to {last}, and its broker was not registered just now: the archive goes on "
+                "when it is back; failOnDataLoss=false archives the others"
             )
         self._lost(f"{queue} is not at its broker any more; it is archived up to {last}")
 
@@ -200,8 +200,12 @@ class Rounds:
             left -= _LOOK
 
 
-async def _registered(options: SourceOptions) -> set[str]:
-    return await cluster.brokers(await shared_client(options.connection))
+async def _is_lost(options: SourceOptions, queue: Queue) -> bool:
+    """Whether its broker is registered and has not got it: not of one that is back since the goal was looked up."""
+    client = await shared_client(options.connection)
+    if queue.broker_name not in await cluster.brokers(client):
+        return False
+    return queue not in await cluster.bounds(client, await cluster.queues(client, options))
 
 
 async def _wait_for_more(options: SourceOptions, ends: Mapping[Queue, int], timeout: float) -> bool:
