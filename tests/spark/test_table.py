@@ -5,6 +5,7 @@ from __future__ import annotations
 import pkgutil
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pyarrow as pa
@@ -14,6 +15,10 @@ from pyarrow import parquet
 from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import Queue
 from aiorocket.spark.steps.files.folder import Folder
+from aiorocket.spark.steps.proof import QueueCount
+from aiorocket.spark.steps.tables import run
+from aiorocket.spark.steps.tables.inputs import Input
+from aiorocket.spark.steps.tables.run import Made, Output
 from aiorocket.spark.steps.tables.table import Table, TableSnapshot
 
 Q0, Q1 = Queue("orders", "broker-a", 0), Queue("orders", "broker-a", 1)
@@ -123,6 +128,19 @@ def test_parts_that_lack_a_row_are_not_written(tmp_path: Path) -> None:
         table.write(rows, {Q0: (0, 4)}, 4, splits=True)
     assert table.snapshot() == TableSnapshot() and not list(tmp_path.rglob("*.parquet"))
     assert table.write(rows, {Q0: (0, 3)}, 3, splits=True).ranges == {Q0: (0, 3)}
+
+
+def test_a_step_that_splits_rows_tells_its_table_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: Any = SimpleNamespace(
+        ranges={Q0: (0, 4)}, provable=True, costly=False, read=lambda part: None, stored=lambda offsets: {},
+        count=lambda part, base: {Q0: QueueCount(4, 0, 3, 4)},
+    )  # fmt: skip
+    monkeypatch.setattr(run, "open_rows", lambda *_: given)
+    made: Any = Made(None, {"good": pa.table({"offset": [0, 1, 2]})})
+    nobody: Any = None
+    with pytest.raises(RocketError, match=r"decode: 4 rows were read and {'good': 3} written"):
+        run.add("decode", nobody, Input(archive="a"), Output(str(tmp_path)), {}, lambda *_: made, splits=True)
+    assert Table.open(str(tmp_path), "decode", {}).snapshot() == TableSnapshot()
 
 
 def test_a_run_that_slept_through_others_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
