@@ -117,10 +117,16 @@ class Rounds:
         begins.update({queue: snapshot.queues[queue].end for queue in goal.ends if queue in snapshot.queues})
         for queue, bounds in self._run.bounds.items():
             begins[queue] = self._there(queue, begins[queue], bounds)
+        ends = admit(begins, goal.ends, self._run.max_rows)
+        ranges = [
+            QueueRange(queue, begins[queue], ends[queue]) for queue in sorted(ends) if begins[queue] < ends[queue]
+        ]
+        if ranges:
+            return ranges
+        # When all others are archived: a broker may stay away for long.
         if gone := [queue for queue in snapshot.queues if queue not in goal.ends and self._asked(queue)]:
             self._gone(gone[0], snapshot.queues[gone[0]].end - 1)
-        ends = admit(begins, goal.ends, self._run.max_rows)
-        return [QueueRange(queue, begins[queue], ends[queue]) for queue in sorted(ends) if begins[queue] < ends[queue]]
+        return []
 
     def _asked(self, queue: Queue) -> bool:
         named = self._name(queue)
