@@ -274,12 +274,12 @@ async def _look(options: SourceOptions, known: Mapping[Queue, int]) -> tuple[dic
     new = {queue: each for queue, each in bounds.items() if stored[queue] not in known}
     starting = options.starting or OffsetSpec(kind="earliest")
     if starting.kind in ("offsets", "timestamps"):
-        # What it says of queues that are archived is over, and nobody knew of those that have come since.
+        # What it says of queues that are archived, or were, is over, and nobody knew of those that have come since.
         said = {queue for queue in new if queue in starting.offsets or starting.millis_for(queue) is not None}
         if known:
             begins.update({stored[queue]: new[queue].begin for queue in new.keys() - said})
             new = {queue: new[queue] for queue in said}
-        over = bounds.keys() - new.keys()
+        over = (bounds.keys() | read.keys()) - new.keys()
         topics = {queue.topic for queue in over} - {queue.topic for queue in new}
         starting = replace(
             starting,
