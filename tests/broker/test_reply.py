@@ -69,6 +69,19 @@ async def test_a_reply_makes_no_topic_of_replies(broker: Broker, peer: Peer, cod
     assert REPLIES in broker.topics
 
 
+async def test_a_reply_from_a_namespace_needs_no_topic_of_its_own(broker: Broker, peer: Peer) -> None:
+    """Java's clients put theirs before the topic of replies too, and choose a queue of the route of TBW102."""
+    waiting, topics = await asker(broker), len(broker.topics)
+    await peer.ask(325, reply_header(topic=f"INST_1%{REPLIES}", queue_id=3), b"42")
+    command, header = await pushed(waiting)
+    assert command.body == b"42" and header.topic == f"INST_1%{REPLIES}"
+    await answer(waiting, command)
+    replied = await peer.answer()
+    assert replied.code == 0 and replied.read(SendMessageResponseHeader).queue_id == 0
+    assert len(broker.topics) == topics and broker.store.max_offset(REPLIES, 0) == 1
+    await waiting.close()
+
+
 async def test_a_reply_reaches_who_asked(broker: Broker, peer: Peer) -> None:
     waiting = await asker(broker)
     await peer.ask(325, reply_header(), b"42")

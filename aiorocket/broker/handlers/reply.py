@@ -117,13 +117,12 @@ class ReplyHandlers:
 
     def _reply(self, connection: Connection, command: RemotingCommand, header: SendHeader) -> RemotingCommand | None:
         # It needs no right to reply to one of these, so a reply makes none but this cluster's: each broker has its own.
-        if (
-            header.topic.endswith(REPLY_SUFFIX)
-            and header.topic not in self._topics
-            and header.topic != reply_topic(self._config.cluster)
-        ):
-            return refuse(unknown_topic(header.topic))
-        admitted = self._admit(command, header)
+        place, own = header, reply_topic(self._config.cluster)
+        if header.topic.endswith(REPLY_SUFFIX) and header.topic not in self._topics and header.topic != own:
+            if not header.topic.endswith(f"%{own}"):
+                return refuse(unknown_topic(header.topic))
+            place = header._replace(topic=own, queue_id=-1)  # Java's clients put their namespace before it
+        admitted = self._admit(command, place)
         if isinstance(admitted, Refusal):
             return refuse(admitted)
         topic, queue_id, _ = admitted
