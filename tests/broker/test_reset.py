@@ -409,8 +409,9 @@ async def test_nobody_sets_the_offset_by_which_a_start_finds_the_records_of_pops
         await peer.call(15, UpdateConsumerOffsetRequestHeader(own, topic, 0, 99)),
         await peer.call(222, header(-1, topic=topic, group=own)),
         await peer.call(314, None, srcGroup="g", destGroup=own, topic=topic, offline="true"),
+        await peer.call(200050, pop_header(topic, 0, consumer_group=own, exp="none of them")),
     ]
-    assert [answer.code for answer in answers] == [16] * 3 and "broker's own" in (answers[0].remark or "")
+    assert [answer.code for answer in answers] == [16] * 4 and "broker's own" in (answers[0].remark or "")
     pull = pull_header(topic, consumer_group=own, sys_flag=PULL_COMMIT | PULL_SUBSCRIPTION, commit_offset=99)
     assert (await peer.call(11, pull)).code == 0  # its commit is left out
     assert broker.offsets.query(own, topic, 0) != 99 and not broker.offsets.resets

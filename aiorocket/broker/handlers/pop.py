@@ -14,7 +14,7 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from aiorocket.broker.answers import refuse, tell_gone, unknown_topic
+from aiorocket.broker.answers import brokers_own, refuse, tell_gone, unknown_topic
 from aiorocket.broker.core.groups import Subscription, is_tag_type, weight_of
 from aiorocket.broker.core.long_poll import LongPolls, ParkedPull
 from aiorocket.broker.core.names import Refusal, full
@@ -33,6 +33,7 @@ from aiorocket_protocol import (
     INIT_MIN,
     MAX_POP,
     ORDER_REVIVE_QUEUE,
+    REVIVE_GROUP,
     NotificationRequestHeader,
     NotificationResponseHeader,
     PeekMessageRequestHeader,
@@ -155,6 +156,8 @@ class PopHandlers:
     def _pop(
         self, connection: Connection, command: RemotingCommand, header: PopMessageRequestHeader
     ) -> RemotingCommand | None:
+        if header.consumer_group == REVIVE_GROUP:  # what no pop wants is passed by, and committed
+            return refuse(brokers_own(header.consumer_group))
         if isinstance(checked := self._check(header.consumer_group, header.topic, header.queue_id), Refusal):
             return refuse(checked)
         count, invisible = header.max_msg_nums, header.invisible_time
