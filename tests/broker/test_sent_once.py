@@ -582,6 +582,17 @@ def test_a_recall_by_the_answer_of_a_repetition_holds() -> None:
     simulate(main)
 
 
+async def test_a_repetition_of_what_was_no_timer_message_has_no_recall_handle(peer: Peer) -> None:
+    """Its properties are all its sender's, and TIMER_OUT_MS need be no number."""
+    stored = None
+    for timer in ("TIMER_OUT_MS\x01soon\x02", "TIMER_DELAY_MS\x0110000\x02"):
+        header = send_header(properties=f"UNIQ_KEY\x01u\x02{timer}")
+        answer = await peer.call(310, header, b"x", _once="broker-a")
+        receipt = answer.read(SendMessageResponseHeader)
+        assert answer.code == 0 and receipt.recall_handle is None and receipt.msg_id == (stored or receipt.msg_id)
+        stored = receipt.msg_id
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"properties": "k\x01v\x02"}, {"queue_id": -1}, {"properties": "UNIQ_KEY\x01u\x02TRAN_MSG\x01true\x02"}],

@@ -311,11 +311,10 @@ class SendHandlers:
         try:
             data = self._store.read_record(result.physical_offset) if result.status is _OK else None
             values = {} if data is None else RecordView(data, 0, len(data)).properties
-        except (RocketError, ProtocolError, OSError):
+            due = int(values.get(PROPERTY_TIMER_OUT_MS, ""))  # as its sender says if it is no timer message
+        except (RocketError, ProtocolError, OSError, ValueError):
             return None
-        if values.get(PROPERTY_UNIQ_KEY) != unique or PROPERTY_TIMER_OUT_MS not in values:
-            return None
-        return str(RecallHandle(topic, self._name, int(values[PROPERTY_TIMER_OUT_MS]), unique))
+        return str(RecallHandle(topic, self._name, due, unique)) if values.get(PROPERTY_UNIQ_KEY) == unique else None
 
     def admit(self, command: RemotingCommand, header: SendHeader) -> Admitted | Refusal:
         """Where the message goes, with every check; may make its topic."""
