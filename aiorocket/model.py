@@ -159,6 +159,12 @@ class LegibleRecord(RecordView):
             return self.properties.get(name)
 
     @property
+    def msg_id(self) -> str:
+        """UNIQ_KEY, else the offset id; also where that is no text: nobody could ask for it."""
+        found = super().msg_id
+        return self.offset_msg_id if "\ufffd" in found else found
+
+    @property
     def body_or_raw(self) -> bytes:
         """The body as sent; as stored when it cannot be unpacked."""
         try:

@@ -154,9 +154,9 @@ class Peer:
         return await self.call(320, send_header(batch=True, properties=properties, **changes), encode_batch(items))
 
     async def send_illegible(self, topic: str, queue_id: int = 0) -> None:
-        """Two messages that brokers take from somebody's own client: ``b"one"`` with the tag ``t`` and a key that is
-        not UTF-8, and a body that says it is packed and is not."""
-        items = [(b"one", 0, b"KEYS\x01k\xff\x02TAGS\x01t\x02")]
+        """Two messages that brokers take from somebody's own client: ``b"one"`` with the tag ``t``, a key and an
+        id that are not UTF-8, and a body that says it is packed and is not."""
+        items = [(b"one", 0, b"KEYS\x01k\xff\x02UNIQ_KEY\x01\xff\x02TAGS\x01t\x02")]
         header = send_header(topic, queue_id, batch=True)
         assert (await self.call(320, header, encode_batch(items))).code == 0
         assert (await self.send(b"not zlib", topic=topic, queue_id=queue_id, sys_flag=1)).code == 0

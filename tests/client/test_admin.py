@@ -275,6 +275,7 @@ async def test_a_message_that_cannot_be_read_hides_no_other(mq: Embedded, admin:
     await peer.send(b"good", topic="orders")
     bad, packed, good = [each async for each in admin.messages.by_time("orders")]
     assert (bad.tag, bad.keys, bad.properties["KEYS"], bad.body_or_raw) == ("t", ["k\ufffd"], "k\ufffd", b"one")
+    assert bad.properties["UNIQ_KEY"] == "\ufffd" and bad.msg_id == bad.offset_msg_id  # which can be asked for
     row = packed.row()
     assert row["body_base64"] == "bm90IHpsaWI=" and "not zlib" in row["body_problem"]
     assert packed.body_or_raw == b"not zlib"
