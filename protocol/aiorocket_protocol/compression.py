@@ -61,6 +61,8 @@ def decompress(data: bytes, compression: int, limit: int = MAX_DECOMPRESSED) -> 
 def beginning(data: bytes, compression: int, size: int) -> bytes:
     """The first ``size`` bytes of what ``decompress`` would give, or all there are, for the work of so many: nothing is
     known of what is behind them. ProtocolError for data that is damaged before that."""
+    if size < 1:
+        return b""  # zlib takes 0 for all there is
     if compression in (0, COMPRESSION_ZLIB):
         try:
             return zlib.decompressobj().decompress(data, size)
