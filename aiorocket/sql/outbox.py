@@ -120,7 +120,8 @@ class Outbox:
         which other rows are sent. One relay is enough; while there are two, what they both send is stored once by our
         brokers, as above.
 
-        UsageError when ``producer`` is not idempotent."""
+        UsageError when ``producer`` is not idempotent, or ``batch`` is below 1."""
+        _check_batch(batch)
         if not producer.config.idempotent:
             raise UsageError("the relay of an outbox needs Producer(..., config=ProducerConfig(idempotent=True))")
         time = asyncio.get_running_loop().time
@@ -144,6 +145,7 @@ class Outbox:
     async def drain(self, engine: AsyncEngine, producer: Producer, *, batch: int = 256) -> int:
         """Send what is there now and return how many that were; the errors of ``relay``, and RocketError when a message
         could not be sent, after all others."""
+        _check_batch(batch)
         walk = _Walk()
         while await self._step(engine, producer, batch, walk):
             pass
@@ -185,6 +187,11 @@ class Outbox:
             return
         async with engine.begin() as connection:
             await connection.execute(self.table.delete().where(self.table.c.id.in_(done)))
+
+
+def _check_batch(batch: int) -> None:
+    if batch < 1:
+        raise UsageError(f"batch={batch}: at least one row")
 
 
 def _lane_of(row: Any) -> object:

@@ -136,6 +136,10 @@ async def test_a_row_that_cannot_be_sent_holds_back_its_key_only(engine: AsyncEn
     async with Producer("p", nameservers=rocketmq.nameserver_address) as producer:
         with pytest.raises(UsageError, match="idempotent=True"):
             await OUTBOX.relay(engine, producer)
+    async with producer_of(rocketmq) as producer:
+        for send in (OUTBOX.relay, OUTBOX.drain):
+            with pytest.raises(UsageError, match="batch=0"):  # the table was asked for none of its rows without end
+                await asyncio.wait_for(send(engine, producer, batch=0), 5)
 
 
 async def test_an_effect_happens_once(engine: AsyncEngine, rocketmq: LocalRocketMQ) -> None:
