@@ -98,6 +98,10 @@ class Guard:
             # A site of somebody else may have its name lead to this machine: the browser then asks for that name.
             if not _asks_for_loopback(request):
                 return PlainTextResponse("ask for localhost, or start the dashboard with a token\n", 421)
+            # What it loads by a page of its own would have us connect to where it says, and ask brokers for it.
+            said = request.headers
+            if said.get("sec-fetch-site") == "cross-site" and said.get("sec-fetch-dest") != "document":
+                return PlainTextResponse("another site may lead here, and load nothing from here\n", 403)
             return None
         if session.signed_in or request.scope["path"] == "/login":
             return None

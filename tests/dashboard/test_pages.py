@@ -238,6 +238,16 @@ async def test_headers_hosts_and_forms(visit: Visit) -> None:
         assert (await post("/logout", data={"csrf": "x" * 300_000})).status_code == 413
         other = {"sec-fetch-site": "cross-site"}
         assert (await post("/logout", data={"csrf": "x"}, headers=other)).status_code == 403
+        # A page of another site may lead here, and neither load what is here nor frame it: we would ask brokers for it.
+        for more, code in (
+            ({"sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"}, 403),
+            ({"sec-fetch-mode": "cors", "sec-fetch-dest": "empty"}, 403),
+            ({"sec-fetch-mode": "navigate", "sec-fetch-dest": "iframe"}, 403),
+            ({"sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}, 200),
+        ):
+            assert (await browser.get("/messages", headers={**other, **more})).status_code == code, more
+        ours = {"sec-fetch-site": "same-origin", "sec-fetch-mode": "cors", "sec-fetch-dest": "empty"}
+        assert (await browser.get("/messages", headers=ours)).status_code == 200
 
 
 async def test_a_form_that_does_not_come_is_not_waited_for(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
