@@ -152,7 +152,7 @@ def count(value: int) -> str:
 
 
 def size(value: float) -> str:
-    value = min(value, 1 << 80)  # of a trace record it is what somebody wrote
+    value = max(0, min(value, 1 << 80))  # of a trace record it is what somebody wrote
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"

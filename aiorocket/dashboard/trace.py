@@ -40,5 +40,6 @@ async def trace(request: Request) -> Response:
         if known is not None:
             when = each.timestamp or known.timestamp
             record = each._replace(group=each.group or known.group, retry_times=known.retry_times, timestamp=when)
-        steps.append(Step(_TITLES[each.kind], max(0, record.timestamp - first), record))
+        after = max(0, min(record.timestamp - first, 1 << 63))  # of what somebody wrote: a page takes 4,300 digits
+        steps.append(Step(_TITLES[each.kind], after, record))
     return site.render(request, "trace.html", id=msg_id, steps=steps, missing=() if found is None else found.missing)
