@@ -35,7 +35,7 @@ def send(
     `produce` sends the lines of a file.
     """
 
-    said = body.encode(errors="surrogateescape")  # the very bytes that were given, whatever the terminal's encoding
+    said = body.encode(errors="surrogateescape")  # what is no text of the terminal's encoding as it was given
 
     async def work() -> int:
         async with aiorocket.Client(config=config, group="aiorocket-cli") as client:
