@@ -122,6 +122,29 @@ def test_a_peer_that_hangs_up_without_a_word_is_dialled_ever_more_seldom() -> No
     simulate(main)
 
 
+def test_a_connection_that_lasted_without_a_word_is_no_failure() -> None:
+    """Each that was closed because nobody used it made the next dial wait longer, for ever."""
+
+    async def main(sim: Simulation) -> None:
+        class Idle(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                sim.loop.call_later(120, transport.close)  # as Apache's
+
+        server = await sim.loop.create_server(Idle, "127.0.0.1", 9876)
+        client = RemotingClient(sim.env(), RemotingConfig())
+        for _ in range(10):
+            begun = sim.loop.time()
+            connection = await client.connect("127.0.0.1:9876")
+            assert sim.loop.time() - begun < 0.05
+            await connection.wait_closed()
+            await asyncio.sleep(0)
+            assert not client.trouble("127.0.0.1:9876")
+        await client.close()
+        server.close()
+
+    simulate(main)
+
+
 def test_an_address_that_no_resolver_takes_says_so_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main(sim: Simulation) -> None:
         async def refuse(*_: object, **__: object) -> None:
