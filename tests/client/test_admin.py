@@ -404,6 +404,12 @@ async def test_one_broker_by_its_address(mq: Embedded) -> None:
         assert [each[0] for each in await admin.topics.status("orders")] == ["orders", "orders"]
 
 
+def test_what_is_no_address_is_an_error_of_who_named_it() -> None:
+    """What a broker registered is not; a user is not sent to address_map for a port of his own that is missing."""
+    with pytest.raises(UsageError, match="'broker-a': HOST:PORT is needed"):
+        Admin(nameservers="127.0.0.1:1", brokers=["unix:/a", "[::1]:1", "broker-a"])
+
+
 async def test_a_broker_that_is_away_is_missing_from_those_asked_by_address(mq: Embedded) -> None:
     async with Admin(nameservers=mq.nameservers, brokers=[mq.broker.address, "127.0.0.1:1"]) as admin:
         topics = await admin.topics.all()

@@ -20,6 +20,7 @@ from aiorocket.errors import (
     RocketError,
     UsageError,
 )
+from aiorocket.remoting.address import parse_address, unix_path
 from aiorocket_protocol import (
     MASTER_ID,
     BrokerData,
@@ -75,9 +76,12 @@ class Answers(list[T]):
 
 class Asking:
     """``brokers`` are addresses to ask instead of the masters that name servers know (an administration listener, a
-    port that is mapped)."""
+    port that is mapped). UsageError for what is no address."""
 
     def __init__(self, client: Session, brokers: Sequence[str] = ()) -> None:
+        for address in brokers:
+            if unix_path(address) is None:
+                parse_address(address)
         self.client = client
         self.given = tuple(brokers)
         client.remoting.reached.update(brokers)  # as if: they are the user's, not what brokers registered
