@@ -170,20 +170,20 @@ class Broker:
         """The tables as they were saved, and what the store knows better."""
         tables = self._tables
         state = BrokerState(
-            self._env.disk,
-            f"{self._directory}/config",
-            {**tables.saved(), **self._security.tables()},
+            self._env.disk, f"{self._directory}/config", {**tables.saved(), **self._security.tables()},
             # Known from elsewhere, or defaults will do. Without offsets and delays messages would be passed over or
             # repeated in numbers, without the access tables anybody would be let in: that is for people to decide.
             replaceable=("locks", "transactions", "topics", "groups", "settings", "modes", "sent"),
-            behind_sync=store.behind_sync,
-            ahead=store.ahead,
-        )
+            behind_sync=store.behind_sync, ahead=store.ahead,
+        )  # fmt: skip
         await state.load()
         # The generation that is left may be from before anybody was idempotent.
         tables.sent.used |= "sent" in state.lost and tables.sent.at is not None
         if state.new and store.topics():
             _log.warning("%s/config is missing: what groups had consumed is not on record", self._directory)
+        lost = store.damaged or store.recovery.truncated_bytes
+        if lost and (further := tables.offsets.come_back(store.max_offset)):
+            _log.warning("%d offsets of groups were behind the ends of queues whose last messages are lost", further)
         tables.follow_settings()
         if tables.settings.changed:
             _log.warning("settings changed while it ran are in force: %s", tables.settings.changed)

@@ -24,11 +24,19 @@ from aiorocket.nameserver import NameServer
 from aiorocket.nameserver.core.routes import BrokerReport, RouteInfo
 from aiorocket.runtime.env import memory_env, real_env
 from aiorocket.storage import Snapshot
-from aiorocket.testing import Simulation, simulate
-from aiorocket_protocol import CreateTopicRequestHeader, SendMessageResponseHeader, TopicRouteData, decode_body
+from aiorocket.testing import SimDisk, Simulation, simulate
+from aiorocket_protocol import (
+    CreateTopicRequestHeader,
+    QueryConsumerOffsetRequestHeader,
+    SendMessageResponseHeader,
+    TopicRouteData,
+    UpdateConsumerOffsetRequestHeader,
+    decode_body,
+    split_records,
+)
 from tests.broker.peer import Peer, records, running
 from tests.broker.test_pop import pop_header
-from tests.broker.test_sim import SimPeer, config, started
+from tests.broker.test_sim import SMALL, SimPeer, config, kill, started
 
 
 async def test_everything_that_was_promised_is_there_after_a_restart(tmp_path: Path) -> None:
@@ -442,6 +450,46 @@ async def test_a_damaged_log_is_served_around_and_seen_in_the_runtime_info(tmp_p
         assert b'"damagedMessages":"1"' in answer.body.replace(b" ", b"")
         await peer.close()
     await env.disk.close()
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_group_does_not_pass_over_what_takes_the_place_of_lost_messages(
+    torn: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The broker was killed before a checkpoint knew of them: nothing tells the queue's length but what is left."""
+
+    async def main(sim: Simulation) -> None:
+        disk: SimDisk = sim.disk()
+        env, settings = sim.env(disk=disk), config(store=replace(SMALL, checkpoint_interval=1000))
+        host, broker = await started(sim, env, settings)
+        peer = SimPeer(sim, broker.address)
+        for number in range(6):
+            await peer.send(b"old %d" % number)
+        await peer.send(b"behind", topic="U")
+        for group, offset in (("g", 6), ("h", 1)):
+            await peer.call(15, UpdateConsumerOffsetRequestHeader(group, "T", 0, offset))
+        await asyncio.sleep(11)  # saved
+        kill(host, disk)
+        (log,) = [data for path, data in disk.files.items() if "/commitlog/" in path and path.endswith("0")]
+        first = log.index(b"old 2") - 80
+        last = len(log) if torn else log.index(b"behind") - 100
+        log[first:last] = bytes(last - first)
+        await peer.close()
+        host, broker = await started(sim, env, settings)
+        peer = SimPeer(sim, broker.address)
+        for number in range(9):
+            await peer.send(b"new %d" % number)
+        offsets = [(await peer.call(14, QueryConsumerOffsetRequestHeader(group, "T", 0))).ext for group in "gh"]
+        assert [int(ext["offset"]) for ext in offsets] == [2, 1]
+        moved = await peer.pull("T", 0, 6)  # who was there all the time
+        assert moved.code == 21 and moved.ext["nextBeginOffset"] == "2"
+        found = await peer.pull("T", 0, 2, max_msg_nums=32)
+        assert [one.body for one in split_records(found.body)] == [b"new %d" % number for number in range(9)]
+        assert "1 offsets of groups" in caplog.text
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
 
 
 def test_a_broker_that_is_closed_while_its_start_waits_for_damaged_units() -> None:

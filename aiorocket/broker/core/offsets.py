@@ -9,13 +9,14 @@ where somebody was who has heard of nothing. Both together are.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Hashable, Iterator, Mapping, Set
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Set
 from itertools import chain
 from typing import Any
 
 from aiorocket.broker.core.names import Refusal, full
 from aiorocket.broker.core.turns import A_TURN, whole
 from aiorocket.config import Limits
+from aiorocket_protocol import REVIVE_GROUP
 
 __all__ = ("ConsumerOffsets",)
 
@@ -135,6 +136,19 @@ class ConsumerOffsets:
             self._untold((group, topic, queue_id))
             self.version += 1
         return offset
+
+    def come_back(self, end: Callable[[str, int], int]) -> int:
+        """Reset groups that are further than ``end(topic, queue id)``, as what the queue held behind it is lost: else
+        they pass over what comes there next. How many offsets were."""
+        further = [
+            (group, topic, queue_id, last)
+            for group, topic, queue_id, offset in self
+            if offset > (last := end(topic, queue_id))
+        ]
+        for group, topic, queue_id, last in further:
+            # The broker's own group looks where it is to go on; it does not pull from there, which ends a reset.
+            (self.commit if group == REVIVE_GROUP else self.reset)(group, topic, queue_id, last)
+        return len(further)
 
     def width(self, group: str, topic: str) -> int:
         """In how many queues it has an offset."""
