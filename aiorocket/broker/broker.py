@@ -183,7 +183,7 @@ class Broker:
             _log.warning("%s/config is missing: what groups had consumed is not on record", self._directory)
         lost = store.damaged or store.recovery.truncated_bytes
         if lost and (further := tables.offsets.come_back(store.max_offset)):
-            _log.warning("%d offsets of groups were behind the ends of queues whose last messages are lost", further)
+            _log.warning("%d offsets of groups go back to the ends of queues that lost their last messages", further)
         tables.follow_settings()
         if tables.settings.changed:
             _log.warning("settings changed while it ran are in force: %s", tables.settings.changed)

@@ -34,7 +34,7 @@ Scenario = Callable[[FakeCluster, Producer], Awaitable[None]]
 
 def run(scenario: Scenario, brokers: int = 2, *, namespace: str = "", **options: object) -> None:
     def make(client: Client) -> Producer:
-        return Producer("p", client=client, **options)  # type: ignore[arg-type]
+        return Producer("p", client=client, **options)  # type: ignore[arg-type]  # each of another type
 
     run_with(scenario, make, brokers, namespace)
 

@@ -138,7 +138,7 @@ class ConsumerOffsets:
         return offset
 
     def come_back(self, end: Callable[[str, int], int]) -> int:
-        """Reset groups that are further than ``end(topic, queue id)``, as what the queue held behind it is lost: else
+        """Reset groups that are further than ``end(topic, queue id)``, as what the queue held past it is lost: else
         they pass over what comes there next. How many offsets were."""
         further = [
             (group, topic, queue_id, last)
