@@ -30,6 +30,7 @@ from aiorocket_protocol import (
     MAX_HEADER,
     MAX_LENIENT,
     MSGPACK,
+    CloneGroupOffsetRequestHeader,
     ConsumerData,
     CreateTopicRequestHeader,
     DataVersion,
@@ -209,6 +210,8 @@ async def offsets(count: int) -> str:
         assert (await peer.call(11, pull_header(queue_id=count - 1, sys_flag=1 | 4, commit_offset=1))).code == 19
         assert len(list(server.offsets)) == SMALL.offsets
         assert (await peer.call(*commit("g", 0))).code == 0  # what is known goes on
+        clone = await peer.call(314, CloneGroupOffsetRequestHeader("g", "h", "T", True))
+        assert clone.code == 2 and "group h, topic T, queue 0 is not kept" in (clone.remark or "")
         return said
 
 

@@ -20,6 +20,7 @@ from aiorocket_protocol import (
     PULL_COMMIT,
     PULL_SUBSCRIPTION,
     REVIVE_GROUP,
+    CloneGroupOffsetRequestHeader,
     MessageQueue,
     RemotingCommand,
     ResetOffsetRequestHeader,
@@ -88,6 +89,16 @@ async def test_a_reset_waits_until_somebody_pulls_from_there_because_an_answer_c
     assert len(records(await peer.pull(offset=0))) == 5
     assert (await commit(peer, 5)).remark is None and await peer.committed("g", "T") == 5
     assert (await peer.pull(offset=5, suspend_timeout_millis=0)).code == 19
+
+
+async def test_a_clone_of_another_group_takes_the_place_of_a_reset_that_waits(peer: Peer) -> None:
+    await filled(peer)
+    await peer.call(15, UpdateConsumerOffsetRequestHeader("other", "T", 0, 3))
+    await commit(peer, 5)
+    assert (await peer.call(222, header(0))).code == 0
+    assert (await peer.call(314, CloneGroupOffsetRequestHeader("other", "g", "T", True))).code == 0
+    assert await peer.committed("g", "T") == 3
+    assert [record.body for record in records(await peer.pull(offset=3))] == [b"3", b"4"]
 
 
 async def test_who_is_already_there_is_told_all_the_same(broker: Broker, peer: Peer) -> None:

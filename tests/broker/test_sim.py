@@ -17,6 +17,7 @@ from aiorocket.remoting import RemotingClient
 from aiorocket.runtime.env import Env
 from aiorocket.testing import SimDisk, Simulation, simulate
 from aiorocket_protocol import (
+    CloneGroupOffsetRequestHeader,
     CreateTopicRequestHeader,
     DeleteSubscriptionGroupRequestHeader,
     DeleteTopicRequestHeader,
@@ -612,8 +613,10 @@ def test_nothing_is_stored_in_a_topic_and_then_deleted_with_it() -> None:
          lambda broker: ("g", "T") in broker.configs.forbidden),
         (25, None, encode_configuration({"transactionCheckMax": "3"}),
          lambda broker: broker.transactions.max_checks == 3),
+        (314, CloneGroupOffsetRequestHeader("g", "h", "T", offline=True), b"",
+         lambda broker: broker.offsets.query("h", "T", 0) == 1 and broker.configs.get("h") is not None),
     ],
-    ids=["topic", "group", "forbidden", "settings"],
+    ids=["topic", "group", "forbidden", "settings", "clone"],
 )  # fmt: skip
 def test_a_change_asked_for_again_is_durable_when_it_is_answered(
     code: int, header: Any, body: bytes, is_so: Callable[[Broker], bool]

@@ -214,7 +214,8 @@ class TopicHandlers:
 
     async def clone_offsets(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 314: a group begins where another is, in one topic or in all of its topics. Unless the other is known to
-        be offline, topics that its members no longer subscribe to are left out."""
+        be offline, topics that its members no longer subscribe to are left out. Answers when it is durable; those
+        before one that is too many stay."""
         header = command.read(CloneGroupOffsetRequestHeader)
         if header.dest_group == REVIVE_GROUP:
             return refuse(brokers_own(header.dest_group))
@@ -229,6 +230,9 @@ class TopicHandlers:
                 if topic is None or not (live is None or not live.subscriptions or name in live.subscriptions):
                     continue
                 for queue_id, offset in self._offsets.queues(header.src_group, name).items():
+                    if (too_many := self._offsets.refusal(header.dest_group, name, queue_id)) is not None:
+                        return refuse(too_many)
+                    self._offsets.take_reset(header.dest_group, name, queue_id)
                     self._offsets.commit(header.dest_group, name, queue_id, offset)
                     done += 1
                     if done % A_TURN:
@@ -239,6 +243,8 @@ class TopicHandlers:
                         return refuse(Refusal(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, why))
                     if self._topics.get(name) is not topic:  # a new one of its name begins at 0
                         break
+        for table in ("groups", "offsets"):  # also when nothing changed: an earlier request may have failed
+            await self._begin(table)
         return RemotingCommand.response()
 
     async def all_groups(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
