@@ -102,6 +102,8 @@ class DueDelivery(ABC, Generic[S]):
         self._turns = Turns(_A_TURN)
         #: The store took no more: what is due meanwhile is not read before it is tried again.
         self._refused = False
+        #: Why something failed has been logged: once until it is tried again.
+        self._told = False
         self._closed = False
         self._settled: asyncio.Future[None] | None = None
         #: Messages delivered since the start.
@@ -156,7 +158,20 @@ class DueDelivery(ABC, Generic[S]):
         self._turns.all(partial(self._move, *message) for message in due)
 
     def _move(self, first: int, second: int, physical: int | None) -> int:
-        """One of them, or one that is tried again, whose place is looked for; how much it took."""
+        """One of them, or one that is tried again; how much it took."""
+        try:
+            return self._placed(first, second, physical)
+        except Exception as error:  # noqa: BLE001 - of memory that lacks, or whatever it is: else in flight for ever
+            told, self._told = self._told, True
+            self._refused |= isinstance(error, MemoryError)  # what comes behind it may not overtake it: a recall
+            self._failed(first, second)
+            if not told:
+                _log.error("%s could not be delivered yet: %r", self._name(first, second), error, exc_info=error)
+            return 0
+
+    def _placed(self, first: int, second: int, physical: int | None) -> int:
+        """The same, without a way back from what nobody expects. The place of one that is tried again is looked
+        for."""
         if self._settled is not None and self._settled.done():  # closed: it is still in flight, where a start begins
             return 0
         if self._refused:
@@ -229,6 +244,6 @@ class DueDelivery(ABC, Generic[S]):
 
     def _retries(self) -> Iterator[Callable[[], int]]:
         """In line with what is due, or a recall could be met behind what it recalls."""
-        self._retry, self._refused = None, False
+        self._retry, self._refused, self._told = None, False, False
         for message in self._schedule.retry():
             yield partial(self._move, *message, None)

@@ -53,8 +53,8 @@ class DelayDelivery(DueDelivery[DelaySchedule]):
         first = schedule.position(level)
         try:
             entries = store.entries(SCHEDULE_TOPIC, queue_id, first, min(room, BATCH))
-        except (RocketError, OSError) as error:
-            _log.error("delayed messages of level %d cannot be read: %s", level, error)
+        except (RocketError, OSError, MemoryError) as error:
+            _log.error("delayed messages of level %d cannot be read: %r", level, error)
             schedule.defer(level, self._clock.wall_ms())
             return
         waiting = [(first + index, due) for index, (_, _, due) in enumerate(entries)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -367,6 +368,34 @@ def test_of_large_messages_that_are_due_together_few_are_read_in_a_turn(
         await host.run(broker.close())
 
     simulate(main)
+
+
+@pytest.mark.parametrize("wait", ["DELAY\x013\x02", "TIMER_DELAY_SEC\x0110\x02"])
+@pytest.mark.parametrize("place", ["read_record", "append"])
+@pytest.mark.parametrize("error", [MemoryError(), AssertionError("nobody expects it")], ids=repr)
+def test_what_could_not_be_delivered_for_want_of_memory_comes_again(
+    wait: str, place: str, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was in flight until the broker's next start."""
+
+    async def main(sim: Simulation) -> None:
+        host, broker = await started(sim, sim.env(), config())
+        peer = SimPeer(sim, broker.address)
+        for number in range(20):
+            assert (await peer.send(str(number).encode(), properties=wait)).code == 0
+        with monkeypatch.context() as patch:
+            patch.setattr(broker.store, place, Mock(side_effect=error))
+            await asyncio.sleep(15)
+            tried = getattr(broker.store, place).call_count
+        await asyncio.sleep(2)
+        assert sorted(await peer.drain(), key=int) == [str(number).encode() for number in range(20)]
+        if isinstance(error, MemoryError):
+            assert tried <= 6
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+    assert 4 <= caplog.text.count("could not be delivered yet") <= 6  # one a second
 
 
 def test_a_stop_while_many_are_due_repeats_none_and_loses_none() -> None:
