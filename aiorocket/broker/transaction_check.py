@@ -211,10 +211,10 @@ class TransactionChecks:
         self._ending += 1
         try:
             store_copy(self._store, copy, done)
-        except RocketError as error:
+        except (RocketError, MemoryError) as error:
             self._reopen(half, HalfState.OPEN)
             self._left()
-            ended(store_refusal(error) if isinstance(error, StoreError) else Refusal(1, str(error)))
+            ended(_refusal(error))
 
     def _end(self, half: Half, state: HalfState, ended: Ended) -> None:
         """Store the op record. If that fails the transaction is in ``state``, and is looked at again soon."""
@@ -243,10 +243,10 @@ class TransactionChecks:
                 tags_code=_OP_CODE,
                 done=done,
             )
-        except StoreError as error:
+        except (StoreError, MemoryError) as error:
             self._reopen(half, state)
             self._left()
-            ended(store_refusal(error))
+            ended(_refusal(error))
 
     def _reopen(self, half: Half, state: HalfState) -> None:
         if self.table.reopen(half, self._loop.time() + RETRY_AFTER, state):
@@ -264,10 +264,14 @@ class TransactionChecks:
 
     def _due(self, now: float) -> None:
         for half in self.table.take_due(now, min(_A_TURN, MAX_IN_FLIGHT - self._copying)):  # the driver goes on
-            if half.state is HalfState.OPEN:
-                self._check(half)
-            else:
+            if half.state is not HalfState.OPEN:
                 self._end(half, half.state, _nobody)
+                continue
+            try:
+                self._check(half)
+            except MemoryError:
+                _log.error("half message %d could not be looked at: there is no memory", half.offset)
+                self._reopen(half, HalfState.OPEN)
 
     def _check(self, half: Half) -> None:
         try:
@@ -313,22 +317,27 @@ class TransactionChecks:
         self._copying += 1
         try:
             store_copy(self._store, Copy(view, HALF_TOPIC, 0, text), done)
-        except StoreError:
+        except (StoreError, MemoryError):
             self._copying -= 1
             self._reopen(half, HalfState.OPEN)
 
     def _give_up(self, half: Half, view: RecordView) -> None:
         """Asked often enough: the message goes where an administrator finds it."""
-        _log.warning(
-            "transaction of half message %d (%s, group %s) ended after %d checks without an answer; it is in %s",
-            half.name, view.properties.get(PROPERTY_REAL_TOPIC), view.properties.get(PROPERTY_PGROUP), half.checks,
-            MAX_CHECKS_TOPIC,
-        )  # fmt: skip
+
+        def ended(_: Refusal | None) -> None:
+            if half.state is HalfState.OPEN:  # it found no room there, and is tried again
+                return
+            _log.warning(
+                "transaction of half message %d (%s, group %s) ended after %d checks without an answer; it is in %s",
+                half.name, view.properties.get(PROPERTY_REAL_TOPIC), view.properties.get(PROPERTY_PGROUP), half.checks,
+                MAX_CHECKS_TOPIC,
+            )  # fmt: skip
+
         version = self._topics.version
         self._topics.ensure(MAX_CHECKS_TOPIC, 1)
         if self._topics.version != version:
             self._topics_changed()
-        self._place(half, HalfState.DISCARDED, Copy(view, MAX_CHECKS_TOPIC, 0, view.raw_properties), _nobody)
+        self._place(half, HalfState.DISCARDED, Copy(view, MAX_CHECKS_TOPIC, 0, view.raw_properties), ended)
 
     def _ask(self, view: RecordView, copy: PutResult, properties: bytes, topic: bytes, queue_id: int) -> None:
         """Send CHECK_TRANSACTION_STATE for a copy that is stored. Without a connection this check is lost, as at
@@ -387,6 +396,10 @@ def name_of(view: RecordView) -> int:
     """The transaction a half message belongs to: the queue offset of its first half message."""
     first = view.properties.get(PROPERTY_TRAN_PREPARED_QUEUE_OFFSET, "")
     return int(first) if first.isascii() and first.isdigit() and len(first) < 20 else view.queue_offset
+
+
+def _refusal(error: RocketError | MemoryError) -> Refusal:
+    return store_refusal(error) if isinstance(error, StoreError) else Refusal(1, str(error) or "there is no memory")
 
 
 def _nobody(refusal: Refusal | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -649,6 +650,62 @@ def test_what_the_store_refuses_is_tried_again_by_the_broker_itself() -> None:
         assert len(broker.transactions) == 1 and [record.body for _, _, record in shop.asked] == [b"asked"]
         assert await shop.end(lost, ROLLBACK) == 0
         assert [record.body for record in await shop.drain()] == [b"delivered"]
+        await shop.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("error", [StoreBusyError("too much waits"), MemoryError()], ids=repr)
+def test_what_finds_no_room_for_a_while_is_given_up_then_and_told_once(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was logged each second as in a topic where it was not; for want of memory it waited for the next start."""
+
+    async def main(sim: Simulation) -> None:
+        host, broker = await started(sim, sim.env(), transaction_check_max=1)
+        shop = Shop(sim)
+        await shop.register()
+        await shop.half(b"lost")
+        append, refused = broker.store.append, {TOO_OFTEN}
+
+        def refusing(topic: str, *args: Any, **options: Any) -> None:
+            if topic in refused:
+                raise error
+            append(topic, *args, **options)
+
+        broker.store.append = refusing  # type: ignore[method-assign]
+        await asyncio.sleep(6 + 30 + 20)
+        assert "checks without an answer" not in caplog.text and not await shop.drain(TOO_OFTEN)
+        refused = {OP}
+        await asyncio.sleep(20)
+        assert len(broker.transactions) == 1
+        refused.clear()
+        await asyncio.sleep(2)
+        assert [record.body for record in await shop.drain(TOO_OFTEN)] == [b"lost"] and not len(broker.transactions)
+        assert caplog.text.count("checks without an answer") == 1
+        await shop.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("place", ["read_record", "append"])
+def test_a_check_that_finds_no_memory_comes_later(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(sim: Simulation) -> None:
+        host, broker = await started(sim, sim.env())
+        shop = Shop(sim)
+        await shop.register()
+        receipts = [await shop.half(str(number).encode()) for number in range(5)]
+        with monkeypatch.context() as patch:
+            patch.setattr(broker.store, place, Mock(side_effect=MemoryError))
+            await asyncio.sleep(10)
+            assert not shop.asked
+            if place == "append":
+                assert await shop.end(receipts[0], COMMIT) == 1
+        await asyncio.sleep(2)
+        assert len(shop.asked) == 5
+        assert [await shop.end(receipt, COMMIT) for receipt in receipts] == [0] * 5
         await shop.close()
         await host.run(broker.close())
 
