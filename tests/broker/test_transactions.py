@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -622,6 +623,31 @@ def test_an_immunity_delays_the_first_check_and_nobody_there_costs_a_check() -> 
         assert len(await shop.drain(HALF)) == 2 and not shop.asked  # it never sent a heartbeat
         await asyncio.sleep(90)
         assert [record.body for record in await shop.drain(TOO_OFTEN)] == [b"later"]
+        await shop.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_an_immunity_of_years_keeps_nothing_longer_than_retention_does(restarted: bool) -> None:
+    """It kept every half message that came behind it, and every op record."""
+
+    async def main(sim: Simulation) -> None:
+        env, store = sim.env(), replace(SMALL, file_reserved_time=1)
+        host, broker = await started(sim, env, store=store)
+        shop = Shop(sim)
+        await shop.half(b"later", CHECK_IMMUNITY_TIME_IN_SECONDS="999999999")
+        if restarted:
+            await host.run(broker.close())
+            host, broker = await started(sim, env, store=store)
+        await asyncio.sleep(3590)
+        await shop.register()
+        assert not shop.asked
+        shop.outcomes[b"later"] = COMMIT
+        await asyncio.sleep(20)
+        assert len(shop.asked) == 1 and [record.body for record in await shop.drain()] == [b"later"]
+        assert len(broker.transactions) == 0
         await shop.close()
         await host.run(broker.close())
 

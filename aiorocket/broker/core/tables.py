@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any, NamedTuple
 
 from aiorocket.broker.core.alarms import AlarmBoard
@@ -73,6 +74,7 @@ class Tables(NamedTuple):
                 timeout=config.transaction_timeout,
                 interval=config.transaction_check_interval,
                 max_checks=config.transaction_check_max,
+                longest=_kept(config),
             ),
             modes=ModeTable(limits.modes),
             sent=SentTable(most=limits.sent_once),
@@ -104,3 +106,9 @@ class Tables(NamedTuple):
         self.transactions.timeout = config.transaction_timeout
         self.transactions.interval = config.transaction_check_interval
         self.transactions.max_checks = config.transaction_check_max
+        self.transactions.longest = _kept(config)
+
+
+def _kept(config: BrokerConfig) -> float:
+    """For how long messages are kept, in seconds."""
+    return config.store.file_reserved_time * 3600 or inf

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from enum import Enum
+from math import inf
 from typing import Any, NamedTuple
 
 from aiorocket.broker.core.swept_heap import SweptHeap
@@ -75,12 +76,14 @@ class Stored(NamedTuple):
 
 
 class TransactionTable:
-    """Durations in seconds; ``now`` is the loop's time."""
+    """Durations in seconds; ``now`` is the loop's time. ``longest`` is the immunity that counts: what is open keeps all
+    that came behind it from retention."""
 
-    def __init__(self, *, timeout: float, interval: float, max_checks: int) -> None:
+    def __init__(self, *, timeout: float, interval: float, max_checks: int, longest: float = inf) -> None:
         self.timeout = timeout
         self.interval = interval
         self.max_checks = max_checks
+        self.longest = longest
         #: In the order of ``Half.offset``, so that the first one is where a restart has to begin.
         self._open: OrderedDict[int, Half] = OrderedDict()
         #: When to look at which; of what has ended, and may be asked about in years, entries stay for a while.
@@ -101,7 +104,7 @@ class TransactionTable:
 
     def add(self, offset: int, physical: int, now: float, immunity: float | None) -> bool:
         """A half message is stored. True when it is the next to be asked about."""
-        half = Half(offset, offset, physical, 0, now + (self.timeout if immunity is None else immunity))
+        half = Half(offset, offset, physical, 0, now + self._first(immunity))
         self._open[offset] = half
         self._next_half = max(self._next_half, offset + 1)
         self.version += 1
@@ -162,6 +165,10 @@ class TransactionTable:
         while len(taken) < limit and (due := self.next_due()) is not None and due <= now:
             taken.append(self._open[self._queue.pop()[1]])
         return taken
+
+    def _first(self, immunity: float | None) -> float:
+        """How long after it was stored a half message is asked about."""
+        return self.timeout if immunity is None else min(immunity, self.longest)
 
     def is_hopeless(self, half: Half) -> bool:
         """Its producer has been asked often enough."""
@@ -227,7 +234,7 @@ class TransactionTable:
             self._open.pop(found.name, None)
             if found.name in over or found.offset in over:
                 continue
-            delay = self.interval if found.checks else self.timeout if found.immunity is None else found.immunity
+            delay = self.interval if found.checks else self._first(found.immunity)
             left = min(delay, found.stored_ms / 1000 + delay - wall_ms / 1000)
             due = now + max(left, self.timeout)
             self._open[found.name] = Half(found.name, found.offset, found.physical, found.checks, due)
