@@ -31,7 +31,7 @@ from aiorocket_protocol import (
     SendMessageResponseHeader,
     encode_batch,
 )
-from tests.broker.peer import Peer, send_header
+from tests.broker.peer import Peer, records_read, send_header
 from tests.broker.test_sim import SMALL, SimPeer, config, kill, started
 
 
@@ -569,7 +569,9 @@ def test_a_recall_by_the_answer_of_a_repetition_holds() -> None:
         async def handle() -> str | None:
             return (await send(peer, "timer", properties=timer)).read(SendMessageResponseHeader).recall_handle
 
+        reads = records_read(broker)
         first = await handle()
+        assert not sum(reads)  # nothing is looked for that is known
         await asyncio.sleep(3)
         again = await handle()
         assert again is not None and again == first

@@ -265,11 +265,12 @@ class SendHandlers:
             elif TIMER_PREFIX in properties:
                 elsewhere = TIMER_TOPIC, 0
             tell: PutDone = done
+            repeats = True  # until it is known that it does not
             if due:
 
                 def tell(result: PutResult) -> None:
                     nonlocal recall
-                    recall = self._recall_handle(header.topic, unique, result)
+                    recall = self._recall_handle(header.topic, unique, result) if repeats else recall
                     done(result)
 
             first = self._once.begin(topic, queue_id, unique, began, body, header.sys_flag, tell, elsewhere)
@@ -278,7 +279,7 @@ class SendHandlers:
             if isinstance(first, Refusal):
                 connection.reply(command, refuse(first))
                 return
-            stored = first
+            stored, repeats = first, False
         try:
             self._append(
                 topic,
