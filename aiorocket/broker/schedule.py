@@ -21,6 +21,9 @@ BATCH = 256
 class DelayDelivery(DueDelivery[DelaySchedule]):
     """``start()`` looks at every level. A message is named by its level and its offset there."""
 
+    #: Whose turn it was last, of levels that are due together.
+    _last = 0
+
     def start(self) -> None:
         for level in self._schedule.levels:
             self._schedule.cut(level, self._store.max_offset(SCHEDULE_TOPIC, level - 1))
@@ -36,7 +39,8 @@ class DelayDelivery(DueDelivery[DelaySchedule]):
             self._driver.update()
 
     def _due(self, _now: float) -> None:
-        for level in self._schedule.levels_due(self._clock.wall_ms()):
+        levels = self._schedule.levels_due(self._clock.wall_ms())
+        for level in sorted(levels, key=lambda level: level <= self._last):
             self._deliver(level)
 
     def _deliver(self, level: int) -> None:
@@ -60,6 +64,8 @@ class DelayDelivery(DueDelivery[DelaySchedule]):
         waiting = [(first + index, due) for index, (_, _, due) in enumerate(entries)]
         places = {first + index: physical for index, (physical, _, _) in enumerate(entries)}
         taken = schedule.take(level, waiting, self._clock.wall_ms())
+        if taken:
+            self._last = level
         self._move_all((level, offset, places[offset]) for offset in taken)
 
     def _place(self, level: int, offset: int) -> int | None:

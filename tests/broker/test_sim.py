@@ -577,6 +577,30 @@ def test_a_level_whose_messages_found_no_room_is_delivered_when_there_is(
     simulate(main)
 
 
+def test_levels_of_which_more_is_due_than_may_be_in_flight_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a short delay had much to deliver, longer ones waited for the last of it."""
+    for module in due, schedule:
+        monkeypatch.setattr(module, "MAX_IN_FLIGHT", 2)
+
+    async def main(sim: Simulation) -> None:
+        env = sim.env()
+        host, broker = await started(sim, env, config())
+        peer = SimPeer(sim, broker.address)
+        for level in (1, 2, 3):
+            await asyncio.gather(*[peer.send(b"%d" % level, properties=f"DELAY\x01{level}\x02") for _ in range(20)])
+        await host.run(broker.close())
+        await asyncio.sleep(60)
+        host, broker = await started(sim, env, config())
+        await asyncio.sleep(10)
+        found = await peer.drain()
+        assert [found.count(body) for body in (b"1", b"2", b"3")] == [20, 20, 20]
+        assert max(found[:30].count(body) for body in (b"1", b"2", b"3")) <= 12
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
 def test_nothing_is_stored_in_a_topic_and_then_deleted_with_it() -> None:
     """Whoever deletes it waits for name servers, one of which may not answer; others do not know that."""
 
