@@ -8,7 +8,7 @@ also saves the broker process the import of anyio (20 ms of its 200 ms to readin
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Container, Coroutine
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -62,15 +62,15 @@ class TaskScope:
                 {"message": f"background task {task.get_name()} crashed", "exception": error, "task": task}
             )
 
-    async def close(self) -> None:
-        """Cancel every task and wait until all have ended. A task of the scope that calls this is left to end by
-        itself."""
+    async def close(self, besides: Container[asyncio.Task[Any]] = ()) -> None:
+        """Cancel every task and wait until all have ended, ``besides`` those that nobody waits for any more. A task of
+        the scope that calls this is left to end by itself."""
         self._closed = True
         me = asyncio.current_task()
-        waiting = [task for task in self._tasks if task is not me]
-        for task in waiting:
+        ending = [task for task in self._tasks if task is not me]
+        for task in ending:
             task.cancel()
-        if waiting:
+        if waiting := [task for task in ending if task not in besides]:
             await asyncio.wait(waiting)
 
     async def __aenter__(self) -> TaskScope:

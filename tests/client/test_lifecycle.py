@@ -12,6 +12,7 @@ import pytest
 
 from aiorocket.client.app import Client
 from aiorocket.client.core.group_check import differences
+from aiorocket.client.exits import Retry
 from aiorocket.client.message import Message
 from aiorocket.client.pull.pull_consumer import PullConsumer
 from aiorocket.client.push.consumer import Consumer
@@ -469,6 +470,65 @@ def test_a_handler_that_cannot_be_cancelled_keeps_nothing_from_being_stored(orde
         await asyncio.wait_for(stopping, 1)
 
     run(scenario)
+
+
+@pytest.mark.parametrize("end", ["returns", "raises", "retries"])
+@pytest.mark.parametrize("kind", ["concurrent", "several", "orderly", "keyed", "batch"])
+def test_a_handler_that_never_ends_does_not_keep_its_consumer_from_stopping(
+    kind: str, end: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However often it is cancelled. What it ends with later counts for nothing, and who got its message has it."""
+
+    async def scenario(cluster: SimCluster) -> None:
+        release, began, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def handler(_: object) -> None:
+            began.set()
+            while not release.is_set():
+                try:
+                    await release.wait()
+                except asyncio.CancelledError:
+                    pass
+            ended.set()
+            if end != "returns":
+                raise Retry() if end == "retries" else ValueError("late")
+
+        consumer = Consumer(
+            "g", nameservers=cluster.endpoints, env=cluster.sim.env(), config=ConsumerConfig(drain_timeout=1.0)
+        )
+        if kind == "orderly":
+            consumer.orderly("t", start_from="first")(handler)
+        elif kind == "batch":
+            consumer.batch("t", start_from="first", max_messages=2, max_wait=0.01)(handler)
+        else:
+            order_by = (lambda message: "key") if kind == "keyed" else None
+            size = 4 if kind == "several" else None
+            consumer.listener("t", start_from="first", order_by=order_by, batch_size=size)(handler)
+        sender = await cluster.producer()
+        queue = Queue("t", "broker-1", 0)
+        await sender.send("t", "stuck", queue=queue)
+        host = cluster.sim.host("10.5.5.5")
+        await host.run(consumer.start())
+        await began.wait()
+        stopping = asyncio.ensure_future(host.run(consumer.stop()))
+        _, late = await asyncio.wait([stopping], timeout=13.0)
+        release.set()
+        await ended.wait()
+        assert not late and await members(cluster, "g") == [] and not consumer.state().running
+        await asyncio.sleep(5)
+        store, offsets = cluster.brokers[0].broker.store, cluster.brokers[0].broker.offsets
+        assert not offsets.query("g", "t", 0) and not store.max_offset("%RETRY%g", 0)
+        again: list[bytes] = []
+
+        async def next_handler(message: Message) -> None:
+            again.append(message.body)
+
+        await cluster.consumer("g", "t", next_handler, orderly=kind == "orderly")
+        await asyncio.sleep(70)  # of an orderly queue the broker ends the lock
+        assert again == [b"stuck"]
+
+    run(scenario)
+    assert caplog.text.count("do not let themselves be cancelled") == 1
 
 
 # -- options --

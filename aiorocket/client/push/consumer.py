@@ -264,7 +264,8 @@ class Consumer(Router):
 
     async def stop(self, *, drain: bool = True, timeout: float | None = None) -> None:
         """Leave the group: pull no more, let running listeners finish (for ``timeout`` seconds, default
-        ``ConsumerConfig.drain_timeout``; not at all without ``drain``), commit, tell the brokers.
+        ``ConsumerConfig.drain_timeout``; not at all without ``drain``), cancel those that run on, commit, tell the
+        brokers. A listener that has not ended 10 s after it was cancelled is named in the log and left to itself.
 
         Messages that were waiting or interrupted are neither finished nor sent back: the next member gets them. A start
         that is under way is given up: ``start`` raises UsageError, and both return when nothing of it is left. A second

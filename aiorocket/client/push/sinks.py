@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -26,6 +27,8 @@ from aiorocket.runtime.tasks import TaskScope
 from aiorocket.runtime.threads import Executor, pool
 
 __all__ = ("Sink", "end_work", "make_sink", "sample_forever", "sweep_forever")
+
+log = logging.getLogger("aiorocket.client")
 
 _LONGEST_SWEEP = 60.0
 
@@ -125,10 +128,15 @@ async def sample_forever(stats: ConsumeStats) -> None:
 
 async def end_work(sinks: Iterable[Sink], scope: TaskScope, pools: Iterable[Executor] = ()) -> None:
     """Begin nothing more and end what still runs in ``scope``, at once: what was to be waited for has been. Without the
-    sinks' part a worker whose handler swallows its cancellation would go on to the next message."""
+    sinks' part a worker whose handler swallows its cancellation would go on to the next message. A handler that
+    swallows each is left to itself; its messages are others' by now, and what it ends with counts for nothing."""
     try:
         await asyncio.gather(*(sink.drain(0.0) for sink in sinks))
     finally:
         for each in pools:
             each.shutdown(wait=False, cancel_futures=True)  # what runs on there has no effect any more
-        await scope.close()
+        left = [worker.task for sink in sinks for worker in sink.workers.all if worker.task is not None]
+        await scope.close(besides=left)
+    if left:
+        names = ", ".join(task.get_name() for task in left)
+        log.warning("stopped, and left to themselves handlers that do not let themselves be cancelled: %s", names)
