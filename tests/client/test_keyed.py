@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import defaultdict
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from aiorocket.client.exits import DeadLetter, Retry, Skip
 from aiorocket.client.push.calls import StatusCall
 from aiorocket.client.push.keyed import KeyedDelivery
+from aiorocket.client.push.resting import rest_after
 from aiorocket.client.push.status import ConsumeConcurrentlyStatus
 from aiorocket.model import Queue
 from tests.client.deliveries import Assigned, World, run
@@ -212,6 +214,11 @@ def test_a_revoked_queue_begins_nothing_and_is_waited_for() -> None:
         await delivery.drain(0)
 
     run(scenario)
+
+
+def test_no_key_rests_for_ever() -> None:
+    """A loop may know no timer at infinity."""
+    assert rest_after(Retry(after=math.inf), 1.0) == rest_after(Retry(delay_level=18), 1.0) == 7200
 
 
 def test_draining_ends_keys_that_rest() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from aiorocket import Client, SimpleConsumer
+from aiorocket.client.exits import Retry
 from aiorocket.client.pop.popped import PoppedMessage
 from aiorocket.client.pop.pops import Pops
 from aiorocket.errors import ProtocolError, UsageError
@@ -97,6 +99,46 @@ def test_a_broker_that_passes_over_what_a_filter_does_not_let_through_is_asked_o
         (message,) = await consumer.receive(timeout=10)
         assert asyncio.get_running_loop().time() - begun < 5
         await message.ack()
+
+    run(scenario, messages=1)
+
+
+@pytest.mark.parametrize("after", [math.inf, 1e300, -math.inf])
+def test_a_retry_after_more_than_a_broker_keeps_is_after_the_most(after: float) -> None:
+    """It was an OverflowError, which left the block, and the consumer's loop."""
+
+    async def scenario(consumer: SimpleConsumer) -> None:
+        received = await consumer.receive()
+        assert len(received) == 3
+        for message in received:
+            begun = asyncio.get_running_loop().time()
+            if message.body == b"0":
+                async with message.process():
+                    raise Retry(after)
+            elif message.body == b"1":
+                async with message.process(retry_delay=after):
+                    raise ValueError("of the application")
+            else:
+                assert await message.retry(after=after)
+            assert message.settled and message.invisible == (43_200 if after > 0 else 0)
+            assert message.invisible_until - begun == message.invisible
+
+    run(scenario, messages=3)
+
+
+def test_what_is_no_number_of_seconds_is_refused() -> None:
+    async def scenario(consumer: SimpleConsumer) -> None:
+        (message,) = await consumer.receive()
+        for seconds in (math.nan, "5"):
+            wrong: Any = seconds
+            with pytest.raises(UsageError, match=r"retry_delay=.*: a number of seconds"):
+                message.process(retry_delay=wrong)
+            with pytest.raises(UsageError, match=r"after=.*: a number of seconds"):
+                await message.retry(after=wrong)
+        for seconds in (math.nan, math.inf, -1, 43_201):
+            with pytest.raises(UsageError, match=r"change_invisible\(.*\): 0 to 43200 seconds"):
+                await message.change_invisible(seconds)
+        assert await message.change_invisible(0)
 
     run(scenario, messages=1)
 

@@ -10,14 +10,16 @@ from typing import Protocol
 from aiorocket.client.core.delays import seconds_of
 from aiorocket.client.exits import DeadLetter, Retry, Skip
 from aiorocket.client.message import Message, Origin
-from aiorocket.errors import RocketError
+from aiorocket.errors import RocketError, UsageError
 from aiorocket.model import Queue
 from aiorocket_protocol import PopHandle, ProtocolError
 
-__all__ = ("PoppedMessage", "Popper", "backoff")
+__all__ = ("LONGEST", "PoppedMessage", "Popper", "backoff")
 
 log = logging.getLogger("aiorocket.client")
 
+#: RocketMQ's limit of an invisible time, in seconds.
+LONGEST = 12 * 3600.0
 #: Seconds until a message comes again that failed so many times before: Java's popDelayLevel.
 _BACKOFF = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 
@@ -91,9 +93,10 @@ class PoppedMessage(Message):
         return await self._settle(self._popper.ack(self))
 
     async def retry(self, *, after: float | None = None, delay_level: int = 0) -> bool:
-        """Have it again later: after ``after`` seconds, exactly; by a delay level; or, with neither, after 10 s, 30 s,
-        60 s and so on by the number of attempts. The last attempt goes to the dead letters instead. Otherwise as
-        ``ack``."""
+        """Have it again later: after ``after`` seconds, exactly (12 hours at most); by a delay level; or, with neither,
+        after 10 s, 30 s, 60 s and so on by the number of attempts. The last attempt goes to the dead letters instead.
+        Otherwise as ``ack``. UsageError for what is no number."""
+        _check(after, "after")
         return await self._again(None, after, delay_level)
 
     async def dead_letter(self, reason: str = "") -> bool:
@@ -102,8 +105,10 @@ class PoppedMessage(Message):
         return await self._give_up(DeadLetter(reason))
 
     async def change_invisible(self, seconds: float) -> bool:
-        """Keep it for ``seconds`` from now on; 0 gives it back at once. Otherwise as ``ack``, but it can still be
-        settled."""
+        """Keep it for ``seconds`` from now on, 12 hours at most (UsageError); 0 gives it back at once. Otherwise as
+        ``ack``, but it can still be settled."""
+        if not 0 <= seconds <= LONGEST:
+            raise UsageError(f"change_invisible({seconds!r}): 0 to {LONGEST:g} seconds")
         return await self._popper.change_invisible(self, seconds)
 
     def process(self, *, retry_delay: float | None = None) -> PopProcessing:  # type: ignore[override]  # the same verbs
@@ -111,6 +116,7 @@ class PoppedMessage(Message):
         acknowledges at the end. An exception inside is logged and leads to a retry after ``retry_delay`` seconds (None:
         as ``retry``); it does not leave the block. Retry, DeadLetter and Skip work as in a listener. Being cancelled
         settles nothing, and the message comes again when its time is over."""
+        _check(retry_delay, "retry_delay")
         return PopProcessing(self, retry_delay)
 
     async def _again(self, error: BaseException | None, after: float | None, delay_level: int = 0) -> bool:
@@ -118,7 +124,7 @@ class PoppedMessage(Message):
             return await self._give_up(error)
         if after is None:
             after = seconds_of(delay_level) if delay_level > 0 else backoff(self.reconsume_times)
-        return await self._settle(self._popper.change_invisible(self, after))
+        return await self._settle(self._popper.change_invisible(self, min(max(0.0, after), LONGEST)))
 
     async def _give_up(self, error: BaseException | None) -> bool:
         return await self._settle(self._popper.dead_letter(self, error))
@@ -128,6 +134,11 @@ class PoppedMessage(Message):
         self._settled = True
         self._popper.settled(self)
         return done
+
+
+def _check(seconds: float | None, name: str) -> None:
+    if seconds is not None and not (isinstance(seconds, int | float) and seconds == seconds):
+        raise UsageError(f"{name}={seconds!r}: a number of seconds")
 
 
 class PopProcessing:

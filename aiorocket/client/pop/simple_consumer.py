@@ -12,7 +12,7 @@ from typing import Self
 from aiorocket.client.core.namespace import unwrap, wrap
 from aiorocket.client.core.subscriptions import subscription_data, wanted
 from aiorocket.client.group.member import Member
-from aiorocket.client.pop.popped import PoppedMessage
+from aiorocket.client.pop.popped import LONGEST, PoppedMessage
 from aiorocket.client.pop.pops import Pops, places
 from aiorocket.client.registered import GroupMember
 from aiorocket.client.session import HasSession, Session
@@ -34,8 +34,8 @@ _HOLD = 15.0
 _AGAIN = 3.0
 #: News that come within so many seconds cost no wait.
 _AT_ONCE = 0.1
-#: RocketMQ's limits of an invisible time: below, a message would come again before it has arrived.
-_LEAST, _MOST = 1.0, 12 * 3600.0
+#: RocketMQ's limit of an invisible time: below, a message would come again before it has arrived.
+_LEAST = 1.0
 
 
 class SimpleConsumer:
@@ -175,8 +175,8 @@ class SimpleConsumer:
         member.lifecycle.need_running()
         if not 1 <= max_messages <= MAX_POP:
             raise UsageError(f"max_messages={max_messages!r}: 1 to {MAX_POP}")
-        if not _LEAST <= invisible <= _MOST:
-            raise UsageError(f"invisible={invisible!r}: {_LEAST:g} to {_MOST:g} seconds")
+        if not _LEAST <= invisible <= LONGEST:
+            raise UsageError(f"invisible={invisible!r}: {_LEAST:g} to {LONGEST:g} seconds")
         if not member.subscriptions:
             raise UsageError(f"simple consumer {self.group!r} has no topic: subscribe first")
         loop = self.client.loop

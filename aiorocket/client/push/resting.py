@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 from aiorocket.client.core.delays import seconds_of
 from aiorocket.client.exits import Retry
+from aiorocket.config import DELAY_LEVELS
 from aiorocket.runtime.deadlines import DeadlineDriver
 
 __all__ = ("Resting", "rest_after")
@@ -17,12 +18,12 @@ L = TypeVar("L")
 
 
 def rest_after(error: BaseException | None, default: float) -> float:
-    """Seconds to rest after ``error``: what Retry asks for, else ``default``."""
+    """Seconds to rest after ``error``: what Retry asks for, but no longer than the longest level; else ``default``."""
     if isinstance(error, Retry):
         if error.delay_level is not None:
             return seconds_of(error.delay_level) if error.delay_level > 0 else default
         if error.after is not None:
-            return error.after
+            return min(error.after, DELAY_LEVELS[-1])
     return default
 
 
