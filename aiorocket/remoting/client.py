@@ -252,9 +252,9 @@ class RemotingClient:
         address = connection.data.get("address")
         if address is not None and self.by_address.get(address) is connection:
             del self.by_address[address]
-            silence = asyncio.get_running_loop().time() - connection._heard_at
+            silence = asyncio.get_running_loop().time() - connection.heard_at
             # It has said something, or lasted so long that a back-off would make its dials no rarer.
-            if connection._frames or silence > self.config.backoff_max:
+            if connection.frames or silence > self.config.backoff_max:
                 self._failures.pop(address, None)
             else:  # as of a proxy without a server behind it: dialled anew at once, it would be so for ever
                 self._failed(address, connection.close_reason)

@@ -74,17 +74,17 @@ class Connection(asyncio.BufferedProtocol):
     """Requests and answers over one socket. Made by RemotingClient and RemotingServer, used by their owners.
 
     ``peer`` is ``ip:port``, ``peer_host`` the same packed for a stored record; ``closed`` turns True at the first sign
-    of the end and stays; ``close_reason`` then says why; ``data`` belongs to the owner. Nothing here may be called from
-    another thread.
+    of the end and stays; ``close_reason`` then says why; ``frames`` is how many came whole, ``heard_at`` when (loop
+    time) bytes did last, or it was made; ``data`` belongs to the owner. Nothing here may be called from another thread.
     """
 
     __slots__ = (
-        "_blocked", "_ended", "_fault", "_frames", "_frames_mark", "_heard", "_heard_at", "_held", "_held_frames",
-        "_idle", "_in_flight", "_in_turn", "_is_client", "_loop", "_memory", "_offers", "_on_lost", "_on_made",
-        "_opaque", "_out", "_out_bytes", "_out_large", "_paused_writing", "_peer_type", "_requests", "_send_type",
-        "_since_partial", "_since_quiet", "_since_stalled", "_splitter", "_stopped", "_suspect_since", "_timeouts",
-        "_transport", "_turn", "_unread", "_unsent", "_upgrade", "_writable_waiters", "_write_mark", "close_reason",
-        "closed", "config", "data", "dispatch", "local", "misbehaved", "peer", "peer_host", "plain", "tasks",
+        "_blocked", "_ended", "_fault", "_frames_mark", "_heard", "_held", "_held_frames", "_idle", "_in_flight",
+        "_in_turn", "_is_client", "_loop", "_memory", "_offers", "_on_lost", "_on_made", "_opaque", "_out",
+        "_out_bytes", "_out_large", "_paused_writing", "_peer_type", "_requests", "_send_type", "_since_partial",
+        "_since_quiet", "_since_stalled", "_splitter", "_stopped", "_suspect_since", "_timeouts", "_transport", "_turn",
+        "_unread", "_unsent", "_upgrade", "_writable_waiters", "_write_mark", "close_reason", "closed", "config",
+        "data", "dispatch", "frames", "heard_at", "local", "misbehaved", "peer", "peer_host", "plain", "tasks",
     )  # fmt: skip
 
     def __init__(
@@ -148,9 +148,9 @@ class Connection(asyncio.BufferedProtocol):
         self._ended: asyncio.Future[None] = loop.create_future()
         # What sweep() compares with: see there.
         self._heard = True
-        self._frames, self._write_mark, self._frames_mark = 0, 0, -1
+        self.frames, self._write_mark, self._frames_mark = 0, 0, -1
         self._since_quiet = self._since_partial = self._since_stalled = 0.0
-        self._heard_at = self._suspect_since = 0.0
+        self.heard_at = self._suspect_since = 0.0
 
     # -- what owners call ------------------------------------------------------------------------------------
 
@@ -324,7 +324,7 @@ class Connection(asyncio.BufferedProtocol):
         if ":" in self.peer:
             self.peer_host = pack_host(self.peer)
         self._transport.set_write_buffer_limits(high=self.config.write_high_water)
-        self._since_quiet = self._since_partial = self._since_stalled = self._heard_at = self._loop.time()
+        self._since_quiet = self._since_partial = self._since_stalled = self.heard_at = self._loop.time()
         if self._on_made is not None:
             self._on_made(self)
 
@@ -335,7 +335,7 @@ class Connection(asyncio.BufferedProtocol):
         self._heard = True
         if self.closed:
             return
-        self._heard_at = self._loop.time()
+        self.heard_at = self._loop.time()
         try:
             frames = self._splitter.received(nbytes)
         except ProtocolError as error:
@@ -348,7 +348,7 @@ class Connection(asyncio.BufferedProtocol):
             if memory.total > memory.most and self._is_too_much(memory):
                 return
         if frames:
-            self._frames += len(frames)
+            self.frames += len(frames)
             if not self._held and len(frames) <= self._turn and nbytes <= _TURN_BYTES:
                 self._handle(frames)
             else:
@@ -526,7 +526,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         ended = "the peer closed it"
-        if self._is_client and not self._frames:  # as Apache's server in TLS mode "enforcing" does on plain text
+        if self._is_client and not self.frames:  # as Apache's server in TLS mode "enforcing" does on plain text
             tls = self._transport is not None and self._transport.get_extra_info("sslcontext")
             ended += f", having said nothing (does it want {'a certificate: --tls-cert' if tls else 'TLS: --tls-ca'}?)"
         self._transport = None  # nothing is written any more
@@ -586,9 +586,9 @@ class Connection(asyncio.BufferedProtocol):
         """
         now = self._loop.time()
         asked = now - timeout
-        if self._heard_at > asked:
+        if self.heard_at > asked:
             return
-        if self._suspect_since <= self._heard_at:
+        if self._suspect_since <= self.heard_at:
             self._suspect_since = asked
         silence = now - self._suspect_since
         if silence >= self.config.request_timeout - 0.001:
@@ -614,8 +614,8 @@ class Connection(asyncio.BufferedProtocol):
         elif now - self._since_quiet >= config.idle_timeout:
             self.close(f"no traffic for {config.idle_timeout:g} s")
             return
-        if not self._splitter.partial or self._held or self._frames != self._frames_mark:
-            self._frames_mark = self._frames
+        if not self._splitter.partial or self._held or self.frames != self._frames_mark:
+            self._frames_mark = self.frames
             self._since_partial = now
         elif now - self._since_partial >= config.partial_frame_timeout:
             self.misbehaved = True
