@@ -202,6 +202,8 @@ class RemotingClient:
             cause = (tls_trouble(error) if self._tls else None) or _cause(error)
         except (RocketError, ValueError) as error:  # the latter: a name that no resolver can be asked for
             cause = str(error)
+        except Exception as error:  # noqa: BLE001 - whatever it is: who waits for this dial is told, and the next begins
+            cause = _said(error)
         if cause and dialled != address:
             cause = f"as {dialled} (address_map): {cause}"
         waiters = self._dials.pop(address, [])
@@ -234,16 +236,19 @@ class RemotingClient:
         """Where to dial ``address``. ConfigError when the user's function cannot say."""
         if isinstance(self._address_map, Mapping):
             return mapped(self._address_map, address)
+        me = asyncio.current_task()
         try:
             dialled = await self._address_map(address)
             if unix_path(dialled) is None:
                 parse_address(dialled)
-        except (Exception, asyncio.CancelledError) as error:  # a user's code
-            task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+        except BaseException as error:  # a user's code
+            if isinstance(error, asyncio.CancelledError) and me is not None and me.cancelling():
                 raise  # that is meant for us
-            said = "".join(format_exception_only(error)).strip()  # also where its __str__ fails
-            raise ConfigError(f"address_map raised {said}") from error
+            if isinstance(error, GeneratorExit) and asyncio.current_task() is not me:
+                raise  # and so is that: the dial is given up with its loop
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            raise ConfigError(f"address_map raised {_said(error)}") from error
         return dialled
 
     def _lost(self, connection: Connection) -> None:
@@ -281,6 +286,11 @@ class RemotingClient:
         await end_all(open_connections, grace)
         if self._sweeper is not None:
             self._sweeper.close()
+
+
+def _said(error: BaseException) -> str:
+    """Also of one whose __str__ fails."""
+    return "".join(format_exception_only(error)).strip()
 
 
 async def end_all(connections: list[Connection], grace: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Awaitable, Callable, Mapping
+from unittest.mock import Mock
 
 import pytest
 
@@ -69,6 +70,14 @@ async def wordless(address: str) -> str:
     raise Wordless
 
 
+async def closing(address: str) -> str:
+    raise GeneratorExit
+
+
+async def grouped(address: str) -> str:
+    raise BaseExceptionGroup("several", [GeneratorExit()])
+
+
 def with_map(given: Mapping[str, str] | Callable[[str], Awaitable[str]]) -> ClientConfig:
     return ClientConfig(nameservers=(NAMES,), address_map=given)
 
@@ -118,6 +127,8 @@ def test_a_broker_that_registered_no_address_leaves_the_others(registered: str) 
         ({INSIDE: "10.0.0.9:1"}, r"172\.17\.0\.2:10911: as 10\.0\.0\.9:1 \(address_map\): "),
         (nowhere, r"172\.17\.0\.2:10911: address_map raised KeyError"),
         (cancelled, r"172\.17\.0\.2:10911: address_map raised .*CancelledError"),
+        (closing, r"172\.17\.0\.2:10911: address_map raised GeneratorExit"),
+        (grouped, r"172\.17\.0\.2:10911: address_map raised BaseExceptionGroup"),
         (wordless, r"172\.17\.0\.2:10911: address_map raised .*Wordless"),
     ],
 )
@@ -129,5 +140,22 @@ def test_a_map_that_leads_nowhere_says_so(
             for _ in range(2):
                 with pytest.raises(NotConnectedError, match=said):
                     await client.session.connection(INSIDE)
+
+    run(scenario, brokers=1)
+
+
+def test_a_dial_that_ends_as_nobody_expects_is_told_and_the_next_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asked for that address waited for ever, and so did all who came later."""
+
+    async def scenario(cluster: FakeCluster, producer: Producer) -> None:
+        [broker] = cluster.brokers
+        session = producer.client
+        with monkeypatch.context() as patch:
+            patch.setattr(cluster.sim.loop, "create_connection", Mock(side_effect=MemoryError("no room")))
+            async with asyncio.timeout(60):
+                with pytest.raises(NotConnectedError, match="MemoryError: no room"):
+                    await session.connection(broker.address)
+        await asyncio.sleep(10)
+        assert not (await session.connection(broker.address)).closed
 
     run(scenario, brokers=1)
