@@ -8,7 +8,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, quote
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from aiorocket.dashboard.sessions import SESSION, Session, Sessions, same
@@ -129,6 +129,8 @@ class Guard:
                         return PlainTextResponse(f"a form has at most {MOST_BYTES} bytes\n", 413)
         except TimeoutError:
             return PlainTextResponse(f"the form did not come in {_PATIENCE:g} s\n", 408)
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody gets it
         try:
             form = parse_qs(body.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS)
         except ValueError:

@@ -31,7 +31,8 @@ _turns = count()
 
 class _Connection(H11Protocol):
     """uvicorn lets who connects ask when they like and take the answer when they like, and counts them: whoever opened
-    128 connections and said nothing kept all others out. Here the one that has been silent longest makes room."""
+    128 connections and said nothing, or began a form on each, kept all others out. Here the one that has been silent
+    longest makes room, or else the one whose form has been coming for the longest."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
@@ -39,7 +40,7 @@ class _Connection(H11Protocol):
         self._seen: tuple[object, int] = None, 0
         self._looks = self.loop.call_later(_IDLE, self._look)
         if len(self.connections) >= _MOST:
-            others = {each for each in self.connections - {self} if isinstance(each, _Connection) and each._is_silent()}
+            others = {each for each in self.connections - {self} if isinstance(each, _Connection) and each._gives_way()}
             min(others, key=_Connection._rank, default=self)._drop()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -49,10 +50,13 @@ class _Connection(H11Protocol):
     def _is_silent(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
-    def _rank(self) -> tuple[bool, int]:
+    def _gives_way(self) -> bool:
+        return self._is_silent() or (self.cycle is not None and self.cycle.more_body)
+
+    def _rank(self) -> tuple[bool, bool, int]:
         """Least of who goes first. Who has an answer to take, as of a long body that is saved, goes after all others:
         who takes nothing of it is let go by ``_look``."""
-        return self.transport.get_write_buffer_size() > 0, self._heard
+        return self.transport.get_write_buffer_size() > 0, not self._is_silent(), self._heard
 
     def _look(self) -> None:
         """Every ``_IDLE`` seconds: nothing was asked, and of the answer nothing taken, since the last look?"""

@@ -15,6 +15,10 @@ from aiorocket.dashboard import server
 from aiorocket.dashboard.settings import DashboardConfig
 
 ASK = b"GET /static/icon.svg HTTP/1.1\r\nHost: localhost\r\n\r\n"
+FORM = (
+    b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-www-form-urlencoded\r\n"
+    b"Content-Length: 100\r\n\r\n"
+)
 
 
 async def test_who_says_nothing_keeps_nobody_out(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,6 +32,30 @@ async def test_who_says_nothing_keeps_nobody_out(admin: Admin, monkeypatch: pyte
         assert await silent[0][0].read() == b""  # it made room
         for each in (writer, *(writer for _, writer in silent)):
             each.transport.abort()
+
+
+async def test_forms_that_do_not_come_keep_nobody_out(
+    admin: Admin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """128 of them did for the half minute that a form may take, and then the next 128."""
+    monkeypatch.setattr(server, "_MOST", 4)
+    async with server.serving(admin, DashboardConfig(port=0)) as port, asyncio.timeout(60):
+        forms = []
+        for _ in range(8):
+            forms.append(await asyncio.open_connection("127.0.0.1", port))
+            forms[-1][1].write(FORM)
+            await asyncio.sleep(0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(ASK)
+        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        assert await forms[0][0].read() == b""
+        # Whoever asks nothing goes before a form that is coming.
+        _, idle = await asyncio.open_connection("127.0.0.1", port)
+        forms[-1][1].write(b"x" * 100)
+        assert (await forms[-1][0].readline()).startswith(b"HTTP/1.1 403")  # it is whole, and no form of ours
+        for each in (writer, idle, *(writer for _, writer in forms)):
+            each.transport.abort()
+    assert not caplog.records
 
 
 async def test_who_takes_an_answer_makes_no_room_for_who_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
