@@ -73,7 +73,7 @@ class PopLog:
         try:
             self._store_missing()
             self._put(number, record, pop, one, done)
-        except StoreError:
+        except (StoreError, MemoryError):
             self._keep(number, one)
             raise
 
@@ -105,7 +105,7 @@ class PopLog:
             elif not _is_void((number, one)):
                 one.missing = False
                 self._put(number, self._table.encode_pop(one, late=True), one, one, None)
-        except StoreError:
+        except (StoreError, MemoryError):
             self._keep(number, one)
             raise
 

@@ -283,8 +283,8 @@ class PopRevival:
     def _append_or_log(self, record: bytes, *, kept: bool = False) -> bool:
         try:
             self._log.append(record, None, None, kept=kept)
-        except StoreError as error:
-            self._warn("a record of %s cannot be stored: %s%s", self._log_topic, error)
+        except (StoreError, MemoryError) as error:
+            self._warn("a record of %s cannot be stored: %s%s", self._log_topic, str(error) or repr(error))
             return False
         return True
 
@@ -342,7 +342,8 @@ class PopRevival:
 
     def say_failed(self, pop: Pop, offset: int, error: Exception) -> None:
         """A full disk fails every message each second."""
-        self._warn("message %d of %s cannot be brought back: %s%s", offset, pop.key.topic, error)
+        why = str(error) or repr(error)
+        self._warn("message %d of %s cannot be brought back: %s%s", offset, pop.key.topic, why)
 
     def say_gone(self, pop: Pop, offsets: list[int]) -> None:
         self._warn(
@@ -458,15 +459,17 @@ class _Revival:
             copy = owner.copy_of(self._pop, offset)
             if copy is not None:
                 store_copy(owner.store, copy, done)
-                # Right behind it in the log: what keeps one keeps both, but for a power cut that tears just there.
-                recorded = owner.record_landed(self._pop, offset)
-                return
         except LookupError:
             self._gone.append(offset)
             owner.landed(self._pop, offset)
-        except (RocketError, ProtocolError, OSError) as error:
+        except (RocketError, ProtocolError, OSError, MemoryError) as error:
             owner.say_failed(self._pop, offset, error)
             self._failed = True
+        else:
+            if copy is not None:
+                # Right behind it in the log: what keeps one keeps both, but for a power cut that tears just there.
+                recorded = owner.record_landed(self._pop, offset)
+                return
         self._end_one()
 
     def _end_one(self) -> None:

@@ -986,18 +986,27 @@ def test_a_change_that_was_refused_leaves_the_handle_as_it_was(monkeypatch: pyte
     simulate(main)
 
 
+@pytest.mark.parametrize(
+    ("method", "error"),
+    [
+        ("append", StoreBusyError("too much waits")),
+        ("append", MemoryError("none")),
+        ("read_record", MemoryError("none")),
+    ],
+    ids=str,
+)
 def test_a_store_that_takes_nothing_is_said_once_a_minute(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    method: str, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    append = MessageStore.append
+    real = getattr(MessageStore, method)
     busy = False
 
-    def refuse(store: MessageStore, topic: str, *arguments: Any, **more: Any) -> None:
+    def refuse(store: MessageStore, *arguments: Any, **more: Any) -> Any:
         if busy:
-            raise StoreBusyError("too much waits")
-        append(store, topic, *arguments, **more)
+            raise error
+        return real(store, *arguments, **more)
 
-    monkeypatch.setattr(MessageStore, "append", refuse)
+    monkeypatch.setattr(MessageStore, method, refuse)
 
     async def main(sim: Simulation) -> None:
         nonlocal busy
