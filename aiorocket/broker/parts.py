@@ -173,7 +173,7 @@ class Parts:
 
     def lost(self, connection: Connection) -> int:
         """A connection ended, and with it so many pulls, pops and members that it counts for this many ends more."""
-        gone: list[int] = [one.lost(connection) for one in (self.pulls, self.pops, self.rates, self.clients)]
+        gone: list[int] = [it.lost(connection) for it in (self.pulls, self.pops, self.rates, self.clients, self.timers)]
         return sum(gone) // _ENDED_AS_ONE
 
     # ---- what they tell each other

@@ -22,6 +22,7 @@ from aiorocket_protocol import INIT_MIN, RETRY_PREFIX, pop_retry_topic, split_re
 if TYPE_CHECKING:
     import asyncio
 
+    from aiorocket.broker.core.shares import Holds
     from aiorocket.broker.core.tables import Tables
     from aiorocket.broker.revive import PopRevival
     from aiorocket.config import BrokerConfig
@@ -93,7 +94,7 @@ class PopLooks:
                     yield
                     if self._is_void(connection, wanted):
                         return found
-                more = self._take(found, key, wanted)
+                more = self._take(found, key, wanted, connection.holds)
                 in_vain += more
                 if not more:
                     break
@@ -195,16 +196,18 @@ class PopLooks:
             self._rounds.spend(_A_BEGIN)
         return offset
 
-    def _take(self, found: Found, key: QueueKey, wanted: Wanted) -> int:
+    def _take(self, found: Found, key: QueueKey, wanted: Wanted, who: Holds) -> int:
         """What of one queue fits into the answer goes out. How many messages were looked at in vain when there are
         more to look at, else 0."""
         self._rounds.spend(_A_QUEUE)
         table, now = self._table, self._loop.time()
-        found.refusal = self._offsets.refusal(key.group, key.topic, key.queue_id) or found.refusal
+        found.refusal = self._offsets.refusal(key.group, key.topic, key.queue_id, who) or found.refusal
         if found.refusal is not None:
             return 0  # where it begins would not be kept, and it would begin there each time
         offset = table.next_offset(key, self._start(key, wanted.init_mode, first=True))
         count = min(found.count, self._most - table.count)
+        if table.full(self._most, key.group, who) is not None:
+            count = 0
         again = None
         if not wanted.in_order:
             self._revival.unordered(key)  # what it got in order before it went over to this
@@ -234,7 +237,7 @@ class PopLooks:
             elif result.next_offset > offset:
                 table.skip(key, result.next_offset)
                 if not table.out(key):
-                    self._offsets.commit(key.group, key.topic, key.queue_id, result.next_offset)
+                    self._offsets.commit(key.group, key.topic, key.queue_id, result.next_offset, who)
             if result.status in _MOVED and result.next_offset not in (offset, result.max_offset):
                 return min(max(1, result.next_offset - offset), SCAN)
             found.rest += max(0, result.max_offset - result.next_offset)
@@ -245,12 +248,12 @@ class PopLooks:
         pop = table.take(
             key, offsets, result.next_offset,
             pop_time=found.pop_time, invisible_ms=wanted.invisible_ms, now=now,
-            in_order=wanted.in_order, attempt=wanted.attempt,
+            in_order=wanted.in_order, attempt=wanted.attempt, who=who,
         )  # fmt: skip
         self._rounds.spend(_A_TAKE)
         first = table.first_out(key)
         assert first is not None
-        self._offsets.commit(key.group, key.topic, key.queue_id, first)
+        self._offsets.commit(key.group, key.topic, key.queue_id, first, who)
         found.add(key, data, offsets)
         if wanted.in_order:
             found.add_times(key, offsets, [table.times(key, one) for one in offsets])

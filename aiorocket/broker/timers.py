@@ -3,9 +3,13 @@ was recalled."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 from aiorocket.broker.copies import Copy
 from aiorocket.broker.core.timers import TimerSchedule, deletes, is_rolled, wait_code
 from aiorocket.broker.due import MAX_IN_FLIGHT, DueDelivery, when_whole
+from aiorocket.storage.results import PutResult, PutStatus
 from aiorocket_protocol import (
     PROPERTY_REAL_QID,
     PROPERTY_REAL_TOPIC,
@@ -19,10 +23,26 @@ from aiorocket_protocol import (
     encode_properties,
 )
 
-__all__ = ("TimerDelivery",)
+if TYPE_CHECKING:
+    from aiorocket.remoting.connection import Connection
+
+__all__ = ("TimerDelivery", "counted")
 
 #: Entries of the queue read at a time.
 BATCH = 4096
+
+
+def counted(
+    timers: TimerSchedule, connection: Connection, done: Callable[[PutResult], None]
+) -> Callable[[PutResult], None]:
+    """``done`` of a timer message that its connection has then."""
+
+    def counts(result: PutResult) -> None:
+        if result.status is PutStatus.OK and not connection.closed:
+            timers.waits(connection.peer_host, connection.holds)
+        done(result)
+
+    return counts
 
 
 class TimerDelivery(DueDelivery[TimerSchedule]):
@@ -42,6 +62,11 @@ class TimerDelivery(DueDelivery[TimerSchedule]):
             schedule.add(entries)
         self._driver.update()
 
+    def lost(self, connection: Connection) -> int:
+        """It closed; nothing waits for that."""
+        self._schedule.lost(connection.peer_host, connection.holds)
+        return 0
+
     def _due(self, _now: float) -> None:
         room = MAX_IN_FLIGHT - self._schedule.in_flight
         if room > 0 and not self._closed:
@@ -60,6 +85,7 @@ class TimerDelivery(DueDelivery[TimerSchedule]):
             values[PROPERTY_TIMER_ROLL_TIMES] = str(int(values.get(PROPERTY_TIMER_ROLL_TIMES, "0")) + 1)
             code = wait_code(values, max(now, self._store.timestamp))
             return Copy(view, TIMER_TOPIC, 0, encode_properties(values), code)
+        self._schedule.waits_no_more(view.born_host_bytes)
         if PROPERTY_TIMER_DEL_UNIQKEY in values:
             name = values[PROPERTY_TIMER_DEL_UNIQKEY]
             # Whoever may send to one topic recalls nothing of another.

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from aiorocket.broker.answers import put_refusal, store_refusal
 from aiorocket.broker.copies import Copy, store_copy, where_read
 from aiorocket.broker.core.names import Refusal
+from aiorocket.broker.core.shares import Holds
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.transactions import Half, HalfState, Stored, decode_op, encode_op, immunity
 from aiorocket.broker.due import when_whole
@@ -168,9 +169,9 @@ class TransactionChecks:
 
     # ---- what the handlers report
 
-    def stored(self, result: PutResult, wait: float | None) -> None:
-        """A half message is stored; ``wait`` is its immunity."""
-        if self.table.add(result.queue_offset, result.physical_offset, self._loop.time(), wait):
+    def stored(self, result: PutResult, wait: float | None, who: Holds) -> None:
+        """A half message is stored, which came on the connection ``who``; ``wait`` is its immunity."""
+        if self.table.add(result.queue_offset, result.physical_offset, self._loop.time(), wait, who):
             self._driver.update()
 
     def commit(self, half: Half, view: RecordView, ended: Ended) -> None:

@@ -4,6 +4,14 @@ Each is far above what Apache's own clusters hold and small enough that all of t
 hundred megabytes. A refusal names its line. Connections, requests in flight and unread bytes are in RemotingConfig,
 sizes of the wire in ``aiorocket_protocol.limits``. ``tests/broker/test_limits.py`` reaches every line as a hostile
 client would.
+
+What all share one connection cannot use up: of topics, queues, groups, offsets, locks, filter_memory, popped,
+transactions and timers it gets no more while it has nine times what is left; of offsets, locks and popped no group does
+either. Whoever closes its connection and comes again begins anew, but for what a group has. The other lines are in all
+only: administrators set them (attributes, forbidden, modes, users, all_rights, key_values), brokers that may register
+here (brokers, routes), they are of one thing, they have their share in another line (members in groups_per_connection;
+parked pulls and pops and repetitions in RemotingConfig.max_in_flight), last for some turns of the loop
+(pops_under_way), or refuse nobody (deliveries, sent_once). ``tests/broker/test_shares.py`` has one of both for each.
 """
 
 from __future__ import annotations

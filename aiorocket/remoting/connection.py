@@ -75,7 +75,8 @@ class Connection(asyncio.BufferedProtocol):
 
     ``peer`` is ``ip:port``, ``peer_host`` the same packed for a stored record; ``closed`` turns True at the first sign
     of the end and stays; ``close_reason`` then says why; ``frames`` is how many came whole, ``heard_at`` when (loop
-    time) bytes did last, or it was made; ``data`` belongs to the owner. Nothing here may be called from another thread.
+    time) bytes did last, or it was made; ``data`` belongs to the owner, as does ``holds``, which counts what the peer
+    has of limits. Nothing here may be called from another thread.
     """
 
     __slots__ = (
@@ -84,7 +85,7 @@ class Connection(asyncio.BufferedProtocol):
         "_out_bytes", "_out_large", "_paused_writing", "_peer_type", "_requests", "_send_type", "_since_partial",
         "_since_quiet", "_since_stalled", "_splitter", "_stopped", "_suspect_since", "_timeouts", "_transport", "_turn",
         "_unread", "_unsent", "_upgrade", "_writable_waiters", "_write_mark", "close_reason", "closed", "config",
-        "data", "dispatch", "frames", "heard_at", "local", "misbehaved", "peer", "peer_host", "plain", "tasks",
+        "data", "dispatch", "frames", "heard_at", "holds", "local", "misbehaved", "peer", "peer_host", "plain", "tasks",
     )  # fmt: skip
 
     def __init__(
@@ -112,6 +113,7 @@ class Connection(asyncio.BufferedProtocol):
         #: The end was the peer's fault (bytes that are no frame, half a frame, not reading): worth a line in the log.
         self.misbehaved = False
         self.data: dict[str, Any] = {}
+        self.holds: dict[str, int] = {}
         self._loop = loop
         self._is_client = is_client
         self._on_made = on_made
@@ -149,8 +151,7 @@ class Connection(asyncio.BufferedProtocol):
         # What sweep() compares with: see there.
         self._heard = True
         self.frames, self._write_mark, self._frames_mark = 0, 0, -1
-        self._since_quiet = self._since_partial = self._since_stalled = 0.0
-        self.heard_at = self._suspect_since = 0.0
+        self._since_quiet = self._since_partial = self._since_stalled = self.heard_at = self._suspect_since = 0.0
 
     # -- what owners call ------------------------------------------------------------------------------------
 

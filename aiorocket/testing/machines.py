@@ -246,9 +246,9 @@ class _WatchedOffsets(ConsumerOffsets):
         super().__init__()
         self._broker = broker
 
-    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
+    def commit(self, group: str, topic: str, queue_id: int, offset: int, who: dict[str, int] | None = None) -> bool:
         before = self.query(group, topic, queue_id)
-        lower = super().commit(group, topic, queue_id, offset)
+        lower = super().commit(group, topic, queue_id, offset, who)
         if self.query(group, topic, queue_id) != before:
             self._broker.committed(group, topic, queue_id, offset)
         return lower

@@ -233,9 +233,9 @@ async def test_lists_of_topics_and_groups_are_read_and_kept_in_turns(
     read, kept = [0], [0]
 
     def counted(count: list[int], call: Any) -> Any:
-        def counting(*args: Any) -> Any:
+        def counting(*args: Any, **more: Any) -> Any:
             count[-1] += 1
-            return call(*args)
+            return call(*args, **more)
 
         return counting
 
@@ -247,7 +247,7 @@ async def test_lists_of_topics_and_groups_are_read_and_kept_in_turns(
     for one in range(3):
         command = RemotingCommand.request(code)
         command.body = encode_body({name: [plain(f"{code}-{one}-{number}") for number in range(1_200)]}, JSON)
-        connection: Any = SimpleNamespace(data={}, drain=lambda: asyncio.sleep(0), closed=False)
+        connection: Any = SimpleNamespace(data={}, holds={}, drain=lambda: asyncio.sleep(0), closed=False)
         handler: Any = broker.server.processors.handler(code)
         serving.append(asyncio.ensure_future(handler(connection, command)))
     while not all(task.done() for task in serving):
@@ -539,9 +539,9 @@ async def test_of_many_queues_few_are_locked_in_a_turn(
     await peer.create_topic("wide", queues=2_000)
     locked, lock = [0], LockTable.lock
 
-    def counted(table: LockTable, group: str, client: str, queues: list[QueueKey], now: float) -> bool:
+    def counted(table: LockTable, group: str, client: str, queues: list[QueueKey], *now: Any) -> bool:
         locked[-1] += len(queues)
-        return lock(table, group, client, queues, now)
+        return lock(table, group, client, queues, *now)
 
     monkeypatch.setattr(LockTable, "lock", counted)
     (connection,) = broker.server.connections
@@ -1105,7 +1105,7 @@ async def test_of_pops_that_wait_to_be_compiled_few_are_answered_in_a_turn_of_a_
     monkeypatch.setattr(sql92, "_Parser", watched)
     broker.topics.put(Topic("T", 4, 4))
     assert broker.parts is not None
-    pops, connection = broker.parts.pops, SimpleNamespace(closed=False, reply=noted)
+    pops, connection = broker.parts.pops, SimpleNamespace(closed=False, holds={}, reply=noted)
     for number in range(400):
         header = pop_header(exp=f"a = {number}{' OR b>1' * 990}", exp_type="SQL92", poll_time=60_000)
         pops.pop(cast(Any, connection), RemotingCommand.request(200050, header))

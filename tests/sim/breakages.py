@@ -173,7 +173,8 @@ BREAKAGES: Final[dict[str, Breakage]] = {
         f"{_LOCKS}.start", "self._opens = now + self._grace", "self._opens = now"
     ),
     "a lock granted before it is recorded": Breakage(
-        f"{_LOCK_HANDLERS}._lock", "return self._when_recorded(connection, command, request, self._recorded())",
+        f"{_LOCK_HANDLERS}._lock",
+        "return self._when_recorded(connection, command, request, self._recorded(), too_many)",
         "self._table.recorded(self._table.counter, now)",
     ),
     "a lock that lasts half as long as clients trust it": Breakage(

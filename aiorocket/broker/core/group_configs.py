@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from aiorocket.broker.core import shares
 from aiorocket.broker.core.attributes import AttributeRoom
 from aiorocket.broker.core.names import LONGEST_GROUP, Refusal, full, is_group_name, is_system_group
+from aiorocket.broker.core.shares import Holds
 from aiorocket.broker.core.topics import MAX_QUEUES
 from aiorocket.config import Limits
 from aiorocket_protocol import SYSTEM_GROUPS, ResponseCode
@@ -92,7 +94,8 @@ class GroupConfigs:
     def __iter__(self) -> Iterator[GroupConfig]:
         return iter(self._configs.values())
 
-    def ensure(self, group: str) -> GroupConfig | Refusal:
+    def ensure(self, group: str, who: Holds | None = None) -> GroupConfig | Refusal:
+        """The group's, made for ``who`` uses it first."""
         config = self._configs.get(group)
         if config is not None:
             return config
@@ -107,14 +110,19 @@ class GroupConfigs:
                 f"subscription group [{group}] does not exist, and groups are not created by being used here: "
                 "create it first",
             )
-        if len(self._configs) >= self._most:
-            return full("groups", self._most, f"group {group} is not made")
+        if (refusal := self._full(group, who)) is not None:
+            return refusal
         config = GroupConfig(group, retry_max_times=self._retry_max_times)
         self._configs[group] = config
+        shares.take(who, "groups")
         self.version += 1
         return config
 
-    def put(self, config: GroupConfig) -> Refusal | None:
+    def _full(self, group: str, who: Holds | None) -> Refusal | None:
+        return shares.refusal("groups", self._most, len(self._configs), f"group {group} is not made", who)
+
+    def put(self, config: GroupConfig, who: Holds | None = None) -> Refusal | None:
+        """An administrator's create or update."""
         if not is_group_name(config.name):
             return Refusal(ResponseCode.INVALID_PARAMETER, f"group {config.name!r:.300}: illegal characters or length")
         if not _in_range(config):
@@ -122,9 +130,9 @@ class GroupConfigs:
                 ResponseCode.INVALID_PARAMETER,
                 f"retryQueueNums {config.retry_queues} for group {config.name}: 0 to {MAX_QUEUES} are allowed",
             )
-        if config.name not in self._configs and len(self._configs) >= self._most:
-            return full("groups", self._most, f"group {config.name} is not made")
         known = self._configs.get(config.name)
+        if known is None and (refusal := self._full(config.name, who)) is not None:
+            return refusal
         had = None if known is None else known.attributes
         refusal = self._attributes.refusal([(f"group {config.name}", had, config.attributes)])
         if refusal is not None:
@@ -133,6 +141,8 @@ class GroupConfigs:
             self._attributes.replaced(had, config.attributes)
             self._configs[config.name] = config
             self.version += 1
+        if known is None:
+            shares.take(who, "groups")
         return None
 
     def delete(self, group: str) -> bool:

@@ -13,6 +13,7 @@ from heapq import nsmallest
 from itertools import islice
 from typing import Generic, TypeVar
 
+from aiorocket.broker.core import shares
 from aiorocket.broker.core.names import LONGEST_GROUP, Refusal, full, is_group_name
 from aiorocket.broker.core.offsets import ConsumerOffsets
 from aiorocket.broker.core.record_filter import RecordFilter
@@ -215,8 +216,9 @@ class GroupTable(Generic[C]):
     def __init__(self, expiry: float, limits: Limits | None = None) -> None:
         self._expiry = expiry
         self._limits = limits or Limits()
-        #: Bytes that the subscriptions of all members take.
+        #: Bytes that the subscriptions of all members take, and those of each connection.
         self._weight = 0
+        self._weights: dict[C, int] = {}
         self._groups: dict[str, ConsumerGroup[C]] = {}
         self._by_age: OrderedDict[tuple[str, C], Member[C]] = OrderedDict()
         self._by_connection: dict[C, set[str]] = {}
@@ -257,9 +259,11 @@ class GroupTable(Generic[C]):
             if max(len(data.tags_set), len(data.code_set)) > limits.filter_tags:
                 return full("filter_tags", limits.filter_tags, f"{what}: {len(data.tags_set)} tags of {data.topic}")
         held = member.weight if member is not None else 0
-        if self._weight - held + sum(map(weight_of, subscriptions)) > limits.filter_memory:
-            return full("filter_memory", limits.filter_memory, f"{what}: its subscriptions")
-        return None
+        more, most = sum(map(weight_of, subscriptions)) - held, limits.filter_memory
+        if more <= 0 or self._weight + more <= shares.begins(most):
+            return None
+        who = {"filter_memory": self._weights.get(connection, 0)}
+        return shares.refusal("filter_memory", most, self._weight, f"{what}: its subscriptions", who, more=more)
 
     def is_new(self, group: str, data: SubscriptionData) -> bool:
         """Whether a subscription is to be compiled when it is registered."""
@@ -296,7 +300,7 @@ class GroupTable(Generic[C]):
             if member is not None:
                 entry.wants(member, None)
                 self._forget_client(member)
-                self._weight -= member.weight
+                self._weighs(member, 0)
             member = Member(group, connection, client_id, language, version, peer, now)
             entry.put(member)
             self._by_connection.setdefault(connection, set()).add(group)
@@ -307,9 +311,7 @@ class GroupTable(Generic[C]):
         if subscriptions is not None:
             subscriptions = list(subscriptions)
             entry.wants(member, _wish(group, subscriptions))
-            weight = sum(map(weight_of, subscriptions))
-            self._weight += weight - member.weight
-            member.weight = weight
+            self._weighs(member, sum(map(weight_of, subscriptions)))
             entry.consume_type = consume_type
             entry.message_model = message_model
             entry.consume_from_where = consume_from_where
@@ -347,6 +349,12 @@ class GroupTable(Generic[C]):
         known = self._by_client.get(client_id)
         return next(reversed(known.values())).connection if known else None
 
+    def _weighs(self, member: Member[C], weight: int) -> None:
+        more = weight - member.weight
+        self._weight += more
+        self._weights[member.connection] = self._weights.get(member.connection, 0) + more
+        member.weight = weight
+
     def _forget_client(self, member: Member[C]) -> None:
         known = self._by_client[member.client_id]
         del known[member.group, member.connection]
@@ -360,12 +368,12 @@ class GroupTable(Generic[C]):
             return False
         entry.wants(member, None)
         self._forget_client(member)
-        self._weight -= member.weight
+        self._weighs(member, 0)
         del self._by_age[group, connection]
         groups = self._by_connection[connection]
         groups.discard(group)
         if not groups:
-            del self._by_connection[connection]
+            del self._by_connection[connection], self._weights[connection]
         if not entry.members:
             del self._groups[group]
         return True

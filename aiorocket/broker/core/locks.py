@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from aiorocket.broker.core import shares
+from aiorocket.broker.core.shares import Holds
 from aiorocket.broker.core.turns import A_TURN, whole
 from aiorocket.config import Limits
 
@@ -54,10 +56,12 @@ class _Held:
 class _Entry:
     """``owner`` "" is nobody; ``until`` is when the lease ends or, without an owner, when it was given back."""
 
-    __slots__ = ("claim", "claimant", "epoch", "held", "owner", "until")
+    __slots__ = ("claim", "claimant", "epoch", "held", "owner", "until", "who")
 
-    def __init__(self, held: _Held, owner: str, epoch: int, until: float) -> None:
+    def __init__(self, held: _Held, owner: str, epoch: int, until: float, who: Holds | None = None) -> None:
         self.held = held
+        #: The connection that it takes of the limit for, until it is forgotten.
+        self.who = who
         self.owner = ""
         self.give(owner)
         self.epoch = epoch
@@ -96,6 +100,8 @@ class LockTable:
         #: Claims that wait to be recorded, by epoch and so in the order they were made.
         self._claims: dict[int, _Entry] = {}
         self._swept = self._next_sweep = float("-inf")
+        #: Why the last ``lock`` left some out that nobody has; "" when it did not.
+        self.too_many = ""
 
     def __len__(self) -> int:
         return self._count
@@ -123,12 +129,13 @@ class LockTable:
         """Seconds until anything is granted, 0.0 when it is now."""
         return max(0.0, self._opens - now)
 
-    def lock(self, group: str, client: str, queues: Iterable[QueueKey], now: float) -> bool:
-        """Renew what ``client`` holds of ``queues`` and claim what is free or expired.
+    def lock(self, group: str, client: str, queues: Iterable[QueueKey], now: float, who: Holds | None = None) -> bool:
+        """Renew what ``client``, on the connection ``who``, holds of ``queues`` and claim what is free or expired.
 
         True when a claim of this client waits to be recorded: save the table, say ``recorded`` or ``failed`` with the
         ``counter`` at the moment of saving, then ask ``held``.
         """
+        self.too_many = ""
         if now < self._opens:
             return False
         if self._incomplete:
@@ -139,7 +146,7 @@ class LockTable:
         for queue in queues:
             entry = entries.get(queue) if entries is not None else None
             if entry is None:
-                entry = self._add(group, queue, now)
+                entry = self._add(group, queue, now, who)
                 if entry is None:
                     continue
                 entries = self._groups[group]
@@ -228,13 +235,22 @@ class LockTable:
                 if entry.owner and entry.until > now:
                     yield group, queue, entry.owner, entry.epoch
 
-    def _add(self, group: str, queue: QueueKey, now: float) -> _Entry | None:
-        if now >= self._next_sweep or (self._count >= self.most and now >= self._swept + SWEEP_FULL_EVERY):
+    def _add(self, group: str, queue: QueueKey, now: float, who: Holds | None) -> _Entry | None:
+        few = shares.begins(self.most)
+        if now >= self._next_sweep or (self._count >= few and now >= self._swept + SWEEP_FULL_EVERY):
             self._sweep(now)
-        if self._count >= self.most:
+        if self.too_many:
             return None
+        if self._count >= few:
+            what = f"a lock of topic {queue.topic}, queue {queue.queue_id} for group {group} is not given"
+            of_group = len(self._groups.get(group, ()))
+            refusal = shares.refusal("locks", self.most, self._count, what, who, of_group=of_group)
+            if refusal is not None:
+                self.too_many = refusal.remark
+                return None
         held = self._held.setdefault(group, _Held())
-        entry = self._groups.setdefault(group, {})[queue] = _Entry(held, "", 0, now)
+        entry = self._groups.setdefault(group, {})[queue] = _Entry(held, "", 0, now, who)
+        shares.take(who, "locks")
         self._count += 1
         return entry
 
@@ -246,7 +262,9 @@ class LockTable:
             del old[left:]
             left -= len(old)
             for queue in old:
-                entries.pop(queue).give("")
+                entry = entries.pop(queue)
+                entry.give("")
+                shares.take(entry.who, "locks", -1)
             self._count -= len(old)
             if not entries:
                 del self._groups[group], self._held[group]

@@ -18,6 +18,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
+from aiorocket.broker.core import shares
 from aiorocket.broker.core.names import Refusal, full
 from aiorocket.config import Limits
 
@@ -61,15 +62,23 @@ class ParkedPull:
         self.ticks = 0
 
 
+class _Mine(dict[tuple[str, Hashable], list[ParkedPull]]):
+    """The pulls of one connection by queue, and the bytes that their filters take."""
+
+    __slots__ = ("weight",)
+    weight: int
+
+
 class LongPolls:
     """The parked pulls of one broker."""
 
     def __init__(self, max_hold: float, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
         self._weight = 0
+        self._little = shares.begins(self._limits.filter_memory)
         self._max_ticks = max(1, round(max_hold / _TICK))
         self._by_queue: dict[tuple[str, Hashable], dict[int, ParkedPull]] = {}
-        self._by_connection: dict[Hashable, dict[tuple[str, Hashable], list[ParkedPull]]] = {}
+        self._by_connection: dict[Hashable, _Mine] = {}
         self._by_hold: dict[int, OrderedDict[int, ParkedPull]] = {}
         self._seq = 0
         self._armed = _INFINITY
@@ -89,10 +98,14 @@ class LongPolls:
         limits = self._limits
         if self.count >= limits.parked_pulls:
             return full("parked_pulls", limits.parked_pulls, "the pull cannot wait")
-        if self._weight + pull.weight > limits.filter_memory:
-            return full("filter_memory", limits.filter_memory, "the pull cannot wait with a filter of its own")
-        most = limits.parked_per_queue
         mine = self._by_connection.get(pull.connection)
+        if self._weight + pull.weight > self._little:
+            what, who = "the pull cannot wait with a filter of its own", {"filter_memory": mine.weight if mine else 0}
+            most = limits.filter_memory
+            refusal = shares.refusal("filter_memory", most, self._weight, what, who, more=pull.weight)
+            if refusal is not None:
+                return refusal
+        most = limits.parked_per_queue
         if mine is not None and len(mine.get(pull.queue, ())) >= most:
             return full("parked_per_queue", most, "the pull cannot wait beside the connection's others of this queue")
         return None
@@ -114,7 +127,8 @@ class LongPolls:
         parked[seq] = pull
         mine = self._by_connection.get(pull.connection)
         if mine is None:
-            mine = self._by_connection[pull.connection] = {}
+            mine = self._by_connection[pull.connection] = _Mine()
+            mine.weight = 0
         of_queue = mine.get(pull.queue)
         if of_queue is None:
             of_queue = mine[pull.queue] = []
@@ -125,6 +139,7 @@ class LongPolls:
         held[seq] = pull
         self.count += 1
         self._weight += pull.weight
+        mine.weight += pull.weight
         if deadline < self._armed:
             self._armed = deadline
             return True
@@ -231,6 +246,7 @@ class LongPolls:
         if not parked:
             del self._by_queue[pull.queue]
         mine = self._by_connection[pull.connection]
+        mine.weight -= pull.weight
         of_queue = mine[pull.queue]
         of_queue.remove(pull)  # it is one of few, and mostly the first
         if not of_queue:

@@ -13,7 +13,9 @@ from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Se
 from itertools import chain
 from typing import Any
 
-from aiorocket.broker.core.names import Refusal, full
+from aiorocket.broker.core import shares
+from aiorocket.broker.core.names import Refusal
+from aiorocket.broker.core.shares import Holds
 from aiorocket.broker.core.turns import A_TURN, whole
 from aiorocket.config import Limits
 from aiorocket_protocol import REVIVE_GROUP
@@ -27,9 +29,11 @@ class ConsumerOffsets:
     """Group → topic → {queue id: next offset to read}: what is asked of one group looks at nobody else's."""
 
     def __init__(self, most: int = Limits().offsets) -> None:
-        self._most = most
+        self._most, self._few = most, shares.begins(most)
         self._count = 0
         self._offsets: dict[str, dict[str, dict[int, int]]] = {}
+        #: How many each group has.
+        self._of_group: dict[str, int] = {}
         #: Resets no pull has begun at yet; empty nearly always, which is all that pulls and commits look at.
         self.resets: dict[tuple[str, str], dict[int, int]] = {}
         #: (group, topic) → until when no more is said of lower commits.
@@ -45,9 +49,9 @@ class ConsumerOffsets:
         #: Grows with every change; a snapshot is needed when it differs from the one last written.
         self.version = 0
 
-    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
-        """Store a commit; True when it is lower than the stored one (accepted all the same: resets and repairs do
-        that).
+    def commit(self, group: str, topic: str, queue_id: int, offset: int, who: Holds | None = None) -> bool:
+        """Store a commit, unless that is refused; True when it is lower than the stored one (accepted all the same:
+        resets and repairs do that).
 
         Negative commits (ali-ons sends -1 for queues it never consumed) are ignored.
         """
@@ -56,9 +60,11 @@ class ConsumerOffsets:
         queues = self._offsets.get(group, _NONE).get(topic)
         before = -1 if queues is None else queues.get(queue_id, -1)
         if before < 0:
-            if self._count >= self._most:
+            if self.refusal(group, topic, queue_id, who) is not None:
                 return False
             self._count += 1
+            self._of_group[group] = self._of_group.get(group, 0) + 1
+            shares.take(who, "offsets")
             if queues is None:
                 queues = self._offsets.setdefault(group, {})[topic] = {}
         assert queues is not None
@@ -67,11 +73,12 @@ class ConsumerOffsets:
             self.version += 1
         return offset < before
 
-    def refusal(self, group: str, topic: str, queue_id: int) -> Refusal | None:
+    def refusal(self, group: str, topic: str, queue_id: int, who: Holds | None = None) -> Refusal | None:
         """Why a commit would be one too many to be kept."""
-        if self._count < self._most or self.query(group, topic, queue_id) is not None:
+        if self._count < self._few or self.query(group, topic, queue_id) is not None:
             return None
-        return full("offsets", self._most, f"the offset of group {group}, topic {topic}, queue {queue_id} is not kept")
+        what = f"the offset of group {group}, topic {topic}, queue {queue_id} is not kept"
+        return shares.refusal("offsets", self._most, self._count, what, who, of_group=self._of_group.get(group, 0))
 
     def query(self, group: str, topic: str, queue_id: int) -> int | None:
         queues = self._offsets.get(group, _NONE).get(topic)
@@ -188,9 +195,11 @@ class ConsumerOffsets:
         offsets, gone = self._offsets, 0
         for group, topic in keys:
             topics = offsets[group]
-            gone += len(topics.pop(topic))
+            less = len(topics.pop(topic))
+            gone += less
+            self._of_group[group] -= less
             if not topics:
-                del offsets[group]
+                del offsets[group], self._of_group[group]
         for key in keys if self.resets else ():
             for queue_id in self.resets.pop(key, ()):
                 self._untold((*key, queue_id))
@@ -238,6 +247,7 @@ class ConsumerOffsets:
     def load(self, data: Mapping[str, Any]) -> None:
         for group, topic, queues in _loaded(data, "offsetTable"):
             self._offsets.setdefault(group, {})[topic] = queues
+            self._of_group[group] = self._of_group.get(group, 0) + len(queues)
             self._count += len(queues)
         for group, topic, queues in _loaded(data, "resetOffsetTable"):
             self.resets[group, topic] = queues

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from aiorocket.broker.core.pop_records import QueueKey
+from aiorocket.broker.core.shares import Holds
 
 __all__ = ("ByQueue", "Pop", "PopQueue")
 
@@ -17,7 +18,7 @@ class Pop:
 
     __slots__ = (
         "attempt", "changing", "due", "in_order", "invisible_ms", "key", "left", "logged", "missing", "next", "offsets",
-        "olds", "place", "pop_time", "taken",
+        "olds", "place", "pop_time", "taken", "who",
     )  # fmt: skip
 
     def __init__(
@@ -29,8 +30,11 @@ class Pop:
         due: float,
         in_order: bool,
         attempt: str,
+        who: Holds | None = None,
     ) -> None:
         self.key = key
+        #: The connection it went out on.
+        self.who = who
         self.offsets = offsets
         #: Wall clock, ms; what acknowledges a message says in which pop it came by it.
         self.pop_time = pop_time

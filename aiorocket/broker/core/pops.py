@@ -28,8 +28,11 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice, takewhile
 from typing import Any
 
+from aiorocket.broker.core import shares
+from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.pop_queues import ByQueue, Pop, PopQueue
 from aiorocket.broker.core.pop_records import QueueKey, encode_record, members_of
+from aiorocket.broker.core.shares import Holds
 from aiorocket.broker.core.swept_heap import SweptHeap
 from aiorocket.broker.core.turns import A_TURN
 
@@ -61,8 +64,9 @@ class PopTable:
         self._recorded: OrderedDict[int, Pop] = OrderedDict()
         #: The place after the newest record that is stored.
         self.end = 0
-        #: Messages that are out.
+        #: Messages that are out, and of each group.
         self.count = 0
+        self.of_group: dict[str, int] = {}
 
     # ---- what may be popped
 
@@ -131,6 +135,13 @@ class PopTable:
         queue = self._queues.get(key)
         return 0 if queue is None else queue.times.get(offset, 0)
 
+    def full(self, most: int, group: str, who: Holds) -> Refusal | None:
+        """Why no more may go out to the group on this connection, where ``most`` may be out."""
+        if self.count < shares.begins(most):
+            return None
+        what = f"group {group} gets nothing more for now"
+        return shares.refusal("popped", most, self.count, what, who, of_group=self.of_group.get(group, 0))
+
     # ---- what happens
 
     def end_order(self, key: QueueKey, now: float) -> bool:
@@ -157,9 +168,10 @@ class PopTable:
         now: float,
         in_order: bool = False,
         attempt: str = "",
+        who: Holds | None = None,
     ) -> Pop:
         """These went out, and the group goes on at ``next_offset``. Their record is ``encode_pop``."""
-        pop = Pop(key, offsets, pop_time, invisible_ms, now + invisible_ms / 1000, in_order, attempt)
+        pop = Pop(key, offsets, pop_time, invisible_ms, now + invisible_ms / 1000, in_order, attempt, who)
         queue = self._queues.get(key)
         if in_order and queue is not None:
             for offset in offsets:
@@ -204,7 +216,8 @@ class PopTable:
         if queue is None or old is None or old.pop_time != pop_time or old.taken:
             return None
         # Later than the old one, so that the old handle means nothing any more.
-        pop = Pop(key, (offset,), max(wall_ms, pop_time + 1), invisible_ms, now + invisible_ms / 1000, old.in_order, "")
+        later, due = max(wall_ms, pop_time + 1), now + invisible_ms / 1000
+        pop = Pop(key, (offset,), later, invisible_ms, due, old.in_order, "", old.who)
         self._replaces(pop, old)
         self._put(pop, queue.next)
         return pop
@@ -217,7 +230,7 @@ class PopTable:
         if queue is None or old is None or queue.out.get(offset) is not pop or pop.taken or old.taken:
             return
         queue.out[offset] = old
-        self.count += 1
+        self._count(old, 1)
         old.left += 1
         self._leave(pop)
         if old.left == 1:  # nothing was left of it, and it may be passed over by now
@@ -407,9 +420,9 @@ class PopTable:
             old = queue.out.get(offset)
             behind = behind or (old is None and offset < newest)
             queue.out[offset] = pop
-            self.count += 1
             if old is not None:
                 self._leave(old)
+        self._count(pop, len(pop.offsets))
         if behind:  # from a record that was written anew
             queue.out = OrderedDict(sorted(queue.out.items()))
         queue.next = pop.next = max(queue.next, next_offset)
@@ -431,8 +444,17 @@ class PopTable:
         self._queues.pop(pop.key)
         return queue.next
 
+    def _count(self, pop: Pop, more: int) -> None:
+        """So many messages of a pop are out, or not any more."""
+        self.count += more
+        shares.take(pop.who, "popped", more)
+        group = pop.key.group
+        left = self.of_group[group] = self.of_group.get(group, 0) + more
+        if not left:
+            del self.of_group[group]
+
     def _leave(self, pop: Pop) -> None:
-        self.count -= 1
+        self._count(pop, -1)
         pop.left -= 1
         if not pop.left:
             self._end(pop)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from aiorocket.broker.core.group_configs import GroupConfigs
 from aiorocket.broker.core.names import Refusal, is_forbidden, is_topic_name
 from aiorocket.broker.core.retry_policy import for_retry_send
+from aiorocket.broker.core.shares import Holds
 from aiorocket.broker.core.timers import TIMER_PROPERTIES
 from aiorocket.broker.core.topics import Topic, TopicTable
 from aiorocket_protocol import (
@@ -83,10 +84,12 @@ def admit(
     configs: GroupConfigs,
     facts: SendFacts,
     has_locks: Callable[[str], bool] = lambda group: False,
+    who: Holds | None = None,
 ) -> Admitted | Refusal:
     """Where the message goes; creates topics and groups that may come into being by being used.
 
     ``has_locks(group)`` says whether somebody holds a queue of the group, that is: whether it consumes in order.
+    ``who`` asks on its connection.
     """
     name = facts.topic
     if is_forbidden(name):
@@ -95,13 +98,13 @@ def admit(
     if topic is None:
         of_group = False
         if name.startswith(RETRY_PREFIX) and is_topic_name(name):
-            if isinstance(config := configs.ensure(name.removeprefix(RETRY_PREFIX)), Refusal):
+            if isinstance(config := configs.ensure(name.removeprefix(RETRY_PREFIX), who), Refusal):
                 return config
             of_group = True
         elif name.startswith(DLQ_PREFIX):
             of_group = configs.get(name.removeprefix(DLQ_PREFIX)) is not None
         made = topics.create_on_send(
-            name, facts.default_topic, facts.default_queues, unit_mode=facts.unit_mode, of_group=of_group
+            name, facts.default_topic, facts.default_queues, unit_mode=facts.unit_mode, of_group=of_group, who=who
         )
         if isinstance(made, Refusal):
             return made
@@ -118,7 +121,7 @@ def admit(
     if queue_id < 0:
         queue_id = facts.draw % max(1, topic.write_queues)
     if name.startswith(RETRY_PREFIX):
-        config = configs.ensure(name[len(RETRY_PREFIX) :])
+        config = configs.ensure(name[len(RETRY_PREFIX) :], who)
         if isinstance(config, Refusal):
             return config
         dead = for_retry_send(

@@ -21,7 +21,9 @@ from typing import Any
 
 from sortedcontainers import SortedList
 
+from aiorocket.broker.core import shares
 from aiorocket.broker.core.names import Refusal
+from aiorocket.broker.core.shares import Holds
 from aiorocket_protocol import (
     PROPERTY_TIMER_DEL_UNIQKEY,
     PROPERTY_TIMER_DELAY_MS,
@@ -131,6 +133,8 @@ class TimerSchedule:
         self._blocks: deque[tuple[int, int, int]] = deque()
         #: Messages not to be delivered: TIMER_DEL_UNIQKEY -> the key that the last of them may have.
         self._recalled: dict[str, int] = {}
+        #: What connections have of what waits, by the address their messages were born at.
+        self._holders: dict[bytes, Holds] = {}
         #: Queue offset of the next entry to be told of, and of the first that ``load`` knew nothing of.
         self.next = 0
         self._known = 0
@@ -155,14 +159,25 @@ class TimerSchedule:
 
     # ---- what waits
 
-    def refusal(self, most: int) -> Refusal | None:
-        """Why nothing more may wait, as RocketMQ says it, where ``most`` may."""
-        if len(self) < most:
-            return None
-        return Refusal(
-            ResponseCode.SYSTEM_ERROR,
-            f"timer message is under flow control: the broker's limit timers={most} is reached",
-        )
+    def refusal(self, most: int, who: Holds) -> Refusal | None:
+        """Why nothing more of this connection may wait, as RocketMQ says it, where ``most`` may."""
+        refusal = shares.refusal("timers", most, len(self), "timer message is under flow control", who)
+        return None if refusal is None else refusal._replace(code=ResponseCode.SYSTEM_ERROR)
+
+    def waits(self, born_host: bytes, who: Holds) -> None:
+        """A message from there is stored, to wait; the connection is open."""
+        self._holders[born_host] = who
+        shares.take(who, "timers")
+
+    def waits_no_more(self, born_host: bytes) -> None:
+        who = self._holders.get(born_host)
+        if who is not None and who["timers"] > 0:  # 0: it is of an earlier connection from there
+            shares.take(who, "timers", -1)
+
+    def lost(self, born_host: bytes, who: Holds) -> None:
+        """The connection closed: what it has there is nobody's."""
+        if self._holders.get(born_host) is who:
+            del self._holders[born_host]
 
     def start(self, first: int, end: int) -> None:
         """The queue has entries from ``first`` to ``end``; ``add`` them from ``next`` on."""

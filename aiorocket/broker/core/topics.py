@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any
 
+from aiorocket.broker.core import shares
 from aiorocket.broker.core.attributes import AttributeRoom
-from aiorocket.broker.core.names import Refusal, full, is_forbidden, is_system_topic, is_topic_name
+from aiorocket.broker.core.names import Refusal, is_forbidden, is_system_topic, is_topic_name
+from aiorocket.broker.core.shares import Holds
 from aiorocket.broker.core.turns import A_SHORT_TURN
 from aiorocket.config import DELAY_LEVELS, Limits
 from aiorocket_protocol import (
@@ -211,14 +213,17 @@ class TopicTable:
         known = self._topics.get(topic.name)
         return topic.max_queues - (0 if known is None else known.max_queues)
 
-    def _no_queues(self, *topics: Topic) -> Refusal | None:
+    def _no_queues(self, who: Holds | None, *topics: Topic) -> Refusal | None:
         """Why these cannot all have as many queues as they are to have."""
-        growth = 0
+        growth, few = 0, shares.begins(self._most_queues)
         for topic in topics:
             more = self._more_queues(topic)
             growth += more
-            if more > 0 and self._queues + growth > self._most_queues:
-                return full("queues", self._most_queues, f"topic {topic.name} gets no {topic.max_queues} queues")
+            if more > 0 and self._queues + growth > few:
+                what = f"topic {topic.name} gets no {topic.max_queues} queues"
+                refusal = shares.refusal("queues", self._most_queues, self._queues, what, who, more=growth)
+                if refusal is not None:
+                    return refusal
         return None
 
     def _attributes_of(self, name: str) -> Mapping[str, str] | None:
@@ -231,25 +236,33 @@ class TopicTable:
             return Refusal(ResponseCode.INVALID_PARAMETER, topic_name_remark(topic.name))
         if is_system_topic(topic.name):
             return Refusal(ResponseCode.INVALID_PARAMETER, f"The topic[{topic.name}] is conflict with system topic.")
-        if topic.name not in self._topics and (refusal := self._full(topic.name)) is not None:
-            return refusal
         return _out_of_range(topic)
 
-    def configure(self, *topics: Topic) -> Refusal | bool:
+    def configure(self, *topics: Topic, who: Holds | None = None) -> Refusal | bool:
         """An administrator's create or update, of all or none; the bool says whether anything changed."""
         refusal = next(filter(None, map(self.check, topics)), None)
+        new = [*dict.fromkeys(topic.name for topic in topics if topic.name not in self._topics)]
+        if refusal is None and new:
+            refusal = self._full(new[-1], who, len(new))
         if refusal is None:
-            refusal = self._no_queues(*topics) or self._attributes.refusal(
+            refusal = self._no_queues(who, *topics) or self._attributes.refusal(
                 (f"topic {topic.name}", self._attributes_of(topic.name), topic.attributes) for topic in topics
             )
-        return True in [self.put(topic) for topic in topics] if refusal is None else refusal
+        return True in [self._make(topic, who) for topic in topics] if refusal is None else refusal
+
+    def _make(self, topic: Topic, who: Holds | None) -> bool:
+        """``put``, and ``who`` has it."""
+        shares.take(who, "topics", topic.name not in self._topics)
+        shares.take(who, "queues", max(0, self._more_queues(topic)))
+        return self.put(topic)
 
     def create_on_send(
-        self, name: str, default_topic: str, queues: int, *, unit_mode: bool = False, of_group: bool = False
-    ) -> Topic | Refusal:
+        self, name: str, default_topic: str, queues: int, *, unit_mode: bool = False, of_group: bool = False,
+        who: Holds | None = None,
+    ) -> Topic | Refusal:  # fmt: skip
         """The topic for a send to an unknown name: from its template, or as a retry topic, or refused with
         TOPIC_NOT_EXIST. What a sender in unit mode makes is marked as its unit's, or a retry topic as units'.
-        ``of_group``: the retries or dead letters of one that there is."""
+        ``of_group``: the retries or dead letters of one that there is, which are nobody's."""
         if not is_topic_name(name):
             return Refusal(ResponseCode.INVALID_PARAMETER, topic_name_remark(name))
         if is_forbidden(name):
@@ -261,14 +274,14 @@ class TopicTable:
             and template.perm & PERM_INHERIT
             and (self.auto_create or default_topic != AUTO_CREATE_TOPIC)
         ):
-            if (refusal := self._full(name)) is not None:
+            if (refusal := self._full(name, who)) is not None:
                 return refusal
             count = max(1, min(queues, template.write_queues))
             topic = Topic(name, count, count, template.perm & ~PERM_INHERIT, sys_flag=sys_flag)
-            if (refusal := self._no_queues(topic)) is not None:
+            if (refusal := self._no_queues(who, topic)) is not None:
                 return refusal
         elif name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
-            if not of_group and (refusal := self._full(name)) is not None:
+            if not of_group and (refusal := self._full(name, who)) is not None:
                 return refusal
             topic = Topic(name, 1, 1, sys_flag=sys_flag)
         else:
@@ -278,11 +291,11 @@ class TopicTable:
                 else f"and {default_topic!r} is no template for it"
             )
             return Refusal(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist, {why}; create it first")
-        self.put(topic)
+        self._make(topic, None if of_group else who)
         return topic
 
-    def _full(self, name: str) -> Refusal | None:
-        return full("topics", self._most, f"topic {name} is not made") if len(self._topics) >= self._most else None
+    def _full(self, name: str, who: Holds | None, more: int = 1) -> Refusal | None:
+        return shares.refusal("topics", self._most, len(self._topics), f"topic {name} is not made", who, more=more)
 
     def set_auto_create(self, on: bool) -> None:
         """Whether topics come into being by being used."""

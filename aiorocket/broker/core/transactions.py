@@ -14,6 +14,8 @@ from enum import Enum
 from math import inf
 from typing import Any, NamedTuple
 
+from aiorocket.broker.core import shares
+from aiorocket.broker.core.shares import Holds
 from aiorocket.broker.core.swept_heap import SweptHeap
 from aiorocket_protocol import PROPERTY_CHECK_IMMUNITY_TIME, PROPERTY_TRAN_MSG
 
@@ -50,15 +52,19 @@ _BUSY = (HalfState.COPYING, HalfState.ENDING)
 class Half:
     """One open transaction. ``offset`` and ``physical`` are those of its newest half message."""
 
-    __slots__ = ("checks", "due", "name", "offset", "physical", "state")
+    __slots__ = ("checks", "due", "name", "offset", "physical", "state", "who")
 
-    def __init__(self, name: int, offset: int, physical: int, checks: int, due: float) -> None:
+    def __init__(
+        self, name: int, offset: int, physical: int, checks: int, due: float, who: Holds | None = None
+    ) -> None:
         self.name = name
         self.offset = offset
         self.physical = physical
         self.checks = checks
         self.due = due
         self.state = HalfState.OPEN
+        #: The connection that opened it.
+        self.who = who
 
     def __repr__(self) -> str:
         return f"Half({self.name}, at {self.offset}, {self.checks} checks, {self.state.name})"
@@ -102,9 +108,10 @@ class TransactionTable:
 
     # ---- a transaction's life
 
-    def add(self, offset: int, physical: int, now: float, immunity: float | None) -> bool:
+    def add(self, offset: int, physical: int, now: float, immunity: float | None, who: Holds | None = None) -> bool:
         """A half message is stored. True when it is the next to be asked about."""
-        half = Half(offset, offset, physical, 0, now + self._first(immunity))
+        half = Half(offset, offset, physical, 0, now + self._first(immunity), who)
+        shares.take(who, "transactions")
         self._open[offset] = half
         self._next_half = max(self._next_half, offset + 1)
         self.version += 1
@@ -133,14 +140,18 @@ class TransactionTable:
 
     def ended(self, half: Half, op_offset: int) -> None:
         """Its op record is stored at ``op_offset`` of the op queue."""
-        self._open.pop(half.name, None)
+        self._leaves(half)
         self._note_op(op_offset, half.offset)
         self.version += 1
 
     def forget(self, half: Half) -> None:
         """Its half message is gone from the store or cannot be read: there is nothing left to decide."""
-        self._open.pop(half.name, None)
+        self._leaves(half)
         self.version += 1
+
+    def _leaves(self, half: Half) -> None:
+        if self._open.pop(half.name, None) is not None:
+            shares.take(half.who, "transactions", -1)
 
     # ---- when to ask
 

@@ -110,7 +110,7 @@ class ModeHandler:
             return refuse(Refusal(ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode"))
         if topic not in self._topics:
             return refuse(unknown_topic(topic))
-        config = self._configs.ensure(group)
+        config = self._configs.ensure(group, connection.holds)
         if isinstance(config, Refusal):
             return refuse(config)
         if (refusal := self._modes.put(topic, group, mode)) is not None:

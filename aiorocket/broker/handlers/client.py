@@ -148,7 +148,7 @@ class ClientHandlers:
             for consumer in data.consumers:
                 config = self._consumers.refusal(
                     consumer.group, connection, data.client_id, consumer.subscriptions
-                ) or self._configs.ensure(consumer.group)
+                ) or self._configs.ensure(consumer.group, connection.holds)
                 if isinstance(config, Refusal):
                     refusal = refusal or config
                     continue

@@ -111,7 +111,7 @@ class LockHandlers:
         group, client, queues = request
         if (refusal := self._consumers.refusal(group, connection, client)) is not None:
             return refuse(refusal)
-        waits, existing = False, list[QueueKey]()
+        waits, existing, too_many = False, list[QueueKey](), ""
         for at in range(0, len(queues), _FEW):
             if at:
                 yield
@@ -120,14 +120,15 @@ class LockHandlers:
             now = self._loop.time()
             some = [queue for queue in queues[at : at + _FEW] if self._exists(queue)]
             existing += some
-            waits = self._table.lock(group, client, some, now) or waits
+            waits = self._table.lock(group, client, some, now, connection.holds) or waits
+            too_many = too_many or self._table.too_many
             # Of who holds nothing nothing can be freed; and anybody could ask under one name after another.
             if waits or any(self._table.owner(group, queue) == client for queue in some):
                 self._heard(connection, group, client, now)
         request = group, client, existing
         if waits:  # recorded also when nobody waits for it: the queue of a claim that is not is nobody's for ever
-            return self._when_recorded(connection, command, request, self._recorded())
-        return self._answered(connection, command, request, "")
+            return self._when_recorded(connection, command, request, self._recorded(), too_many)
+        return self._answered(connection, command, request, "", too_many)
 
     def unlock(
         self, connection: Connection, command: RemotingCommand
@@ -214,15 +215,17 @@ class LockHandlers:
         command: RemotingCommand,
         request: tuple[str, str, list[QueueKey]],
         recorded: asyncio.Future[str],
+        too_many: str,
     ) -> RemotingCommand:
-        answer = self._answered(connection, command, request, await recorded)
+        answer = self._answered(connection, command, request, await recorded, too_many)
         return await answer if isinstance(answer, Awaitable) else answer
 
     def _answered(
-        self, connection: Connection, command: RemotingCommand, request: tuple[str, str, list[QueueKey]], problem: str
-    ) -> RemotingCommand | Coroutine[Any, Any, RemotingCommand]:
+        self, connection: Connection, command: RemotingCommand, request: tuple[str, str, list[QueueKey]], problem: str,
+        too_many: str,
+    ) -> RemotingCommand | Coroutine[Any, Any, RemotingCommand]:  # fmt: skip
         """``_answer``, of many queues in turns."""
-        answering = self._answer(connection, command, request, problem)
+        answering = self._answer(connection, command, request, problem, too_many)
         return whole(answering) if len(request[2]) <= _FEW else self._in_turns(answering)
 
     async def _in_turns(self, answering: Generator[None, None, RemotingCommand]) -> RemotingCommand:
@@ -267,10 +270,11 @@ class LockHandlers:
         command: RemotingCommand,
         request: tuple[str, str, list[QueueKey]],
         problem: str,
+        too_many: str,
     ) -> Generator[None, None, RemotingCommand]:
         now = self._loop.time()
         held = self._table.held(*request, now)
-        remark = None
+        remark = too_many or None  # Java's clients take those that they get, and ask again
         if problem:
             remark = f"queue locks cannot be granted, their new owners could not be recorded ({problem})"
             if not held:

@@ -104,7 +104,7 @@ class OffsetHandlers:
         group, topic = header.consumer_group, header.topic
         if group == REVIVE_GROUP:
             return refuse(brokers_own(group))
-        config = self._configs.get(group) or self._configs.ensure(group)
+        config = self._configs.get(group) or self._configs.ensure(group, connection.holds)
         if isinstance(config, Refusal):
             return refuse(config)
         known = self._topics.get(topic)
@@ -113,7 +113,7 @@ class OffsetHandlers:
         if not 0 <= header.queue_id < known.max_queues:
             why = f"topic[{topic}] has no queue {header.queue_id}: the offset is not stored"
             return refuse(Refusal(ResponseCode.INVALID_PARAMETER, why))
-        if (refusal := self._offsets.refusal(group, topic, header.queue_id)) is not None:
+        if (refusal := self._offsets.refusal(group, topic, header.queue_id, connection.holds)) is not None:
             return refuse(refusal)
         epoch = command.ext_value(EXT_EPOCH)
         if epoch is not None and (refusal := self._stale(connection, group, topic, header.queue_id, epoch)) is not None:
@@ -121,7 +121,7 @@ class OffsetHandlers:
         waiting = self._offsets.waiting_reset(group, topic, header.queue_id)
         if waiting is not None and waiting != header.commit_offset:
             return RemotingCommand.response(remark="Offset has been previously reset")
-        if self._offsets.commit(group, topic, header.queue_id, header.commit_offset):
+        if self._offsets.commit(group, topic, header.queue_id, header.commit_offset, connection.holds):
             warn_of_lower(self._offsets, connection, group, topic, header.queue_id, header.commit_offset)
         return RemotingCommand.response()
 

@@ -67,6 +67,9 @@ _A_GROUP = 8
 _TOLD_PER_TURN = 64
 
 
+_Asks = PopMessageRequestHeader | NotificationRequestHeader | PeekMessageRequestHeader | PollingInfoRequestHeader
+
+
 class _Parked(NamedTuple):
     connection: Connection
     command: RemotingCommand
@@ -95,7 +98,6 @@ class PopHandlers:
         self._table = revival.table
         self._subscription = subscription
         self._limits = config.limits
-        self._most = config.limits.popped
         #: What looks through queues, for requests and for what is parked.
         self._rounds = Rounds(POP_WORK, A_SLICE)
         #: Bytes of the filters of requests whose look is under way.
@@ -158,15 +160,15 @@ class PopHandlers:
     ) -> RemotingCommand | None:
         if header.consumer_group == REVIVE_GROUP:  # what no pop wants is passed by, and committed
             return refuse(brokers_own(header.consumer_group))
-        if isinstance(checked := self._check(header.consumer_group, header.topic, header.queue_id), Refusal):
+        if isinstance(checked := self._check(connection, header), Refusal):
             return refuse(checked)
         count, invisible = header.max_msg_nums, header.invisible_time
         if not 1 <= count <= MAX_POP:
             return _bad(f"maxMsgNums is {count}: a pop is for 1 to {MAX_POP} messages")
         if not 1 <= invisible <= MAX_INVISIBLE_MS:
             return _bad(f"invisibleTime is {invisible}: 1 to {MAX_INVISIBLE_MS} ms are allowed")
-        if self._table.count >= self._most:
-            return refuse(full("popped", self._most, f"group {header.consumer_group} gets nothing more for now"))
+        if (too_many := self._table.full(self._limits.popped, header.consumer_group, connection.holds)) is not None:
+            return refuse(too_many)
         accept, own = None, 0
         if header.exp:
             subscription = self._subscription(header.topic, header.exp, header.exp_type, spend=self._rounds.spend)
@@ -183,7 +185,7 @@ class PopHandlers:
     def notification(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         """Code 200054: says when a pop would find something."""
         header = command.read(NotificationRequestHeader)
-        if isinstance(checked := self._check(header.consumer_group, header.topic, header.queue_id), Refusal):
+        if isinstance(checked := self._check(connection, header), Refusal):
             return refuse(checked)
         wanted = Wanted(
             header.consumer_group, checked, header.queue_id, 0, 0, INIT_MIN,
@@ -194,7 +196,7 @@ class PopHandlers:
     def peek(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         """Code 200052: what the next pop would get; nothing goes out."""
         header = command.read(PeekMessageRequestHeader)
-        if isinstance(checked := self._check(header.consumer_group, header.topic, header.queue_id), Refusal):
+        if isinstance(checked := self._check(connection, header), Refusal):
             return refuse(checked)
         if not 1 <= header.max_msg_nums <= MAX_POP:
             return _bad(f"maxMsgNums is {header.max_msg_nums}: a peek is for 1 to {MAX_POP} messages")
@@ -263,7 +265,7 @@ class PopHandlers:
     def polling_info(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 200055: how many wait."""
         header = command.read(PollingInfoRequestHeader)
-        if isinstance(checked := self._check(header.consumer_group, header.topic, header.queue_id), Refusal):
+        if isinstance(checked := self._check(connection, header), Refusal):
             return refuse(checked)
         parked = self.polls.waiting((header.topic, header.consumer_group))
         count = sum(pull.request.wanted.queue_id == header.queue_id for pull in parked)
@@ -429,12 +431,13 @@ class PopHandlers:
 
     # ---- one of them
 
-    def _check(self, group: str, name: str, queue_id: int) -> Topic | Refusal:
+    def _check(self, connection: Connection, header: _Asks) -> Topic | Refusal:
         """Apache's checks, in its order."""
+        group, name, queue_id = header.consumer_group, header.topic, header.queue_id
         topic = self._topics.get(name)
         if topic is None:  # before its group is made
             return unknown_topic(name)
-        if isinstance(config := self._configs.ensure(group), Refusal):
+        if isinstance(config := self._configs.ensure(group, connection.holds), Refusal):
             return config
         if refusal := check_access(config, topic, name, max(queue_id, 0), self._configs.forbidden):
             return refusal

@@ -143,7 +143,7 @@ class PullHandlers:
         queue_id = header.queue_id
         config = self._group_config(group)
         if config is None:
-            made = self._configs.ensure(group)
+            made = self._configs.ensure(group, connection.holds)
             if isinstance(made, Refusal):
                 return refuse(made)
             config = made
@@ -183,8 +183,9 @@ class PullHandlers:
             ext = command.ext
             epoch = ext.get(EXT_EPOCH) if ext else None
             ours = epoch is None or self._stale(connection, group, topic_name, queue_id, epoch) is None
-            if ours and self._offsets.commit(group, topic_name, queue_id, header.commit_offset):
-                warn_of_lower(self._offsets, connection, group, topic_name, queue_id, header.commit_offset)
+            at, who = header.commit_offset, connection.holds
+            if ours and self._offsets.commit(group, topic_name, queue_id, at, who):
+                warn_of_lower(self._offsets, connection, group, topic_name, queue_id, at)
         offset = header.queue_offset
         accept = subscription.accept
         may_wait = flags & PULL_SUSPEND and header.suspend_timeout_millis > 0

@@ -11,6 +11,7 @@ from aiorocket.broker.answers import put_refusal, refuse, store_refusal, unknown
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.timers import deletes, wait_code
+from aiorocket.broker.timers import counted
 from aiorocket.errors import StoreError
 from aiorocket.remoting.awaited import shed
 from aiorocket.storage.results import PutResult, PutStatus
@@ -74,7 +75,7 @@ class RecallHandler:
             handle = RecallHandle.parse(header.recall_handle)
         except ProtocolError as error:
             return refuse(Refusal(ResponseCode.ILLEGAL_OPERATION, f"recall handle is invalid: {error.what}"))
-        refusal = self._check(header, handle)
+        refusal = self._check(connection, header, handle)
         if refusal is not None:
             return refuse(refusal)
         values = {
@@ -112,7 +113,7 @@ class RecallHandler:
                 born_timestamp=now,
                 born_host=connection.peer_host,
                 tags_code=wait_code(values, max(now, self._store.timestamp)),
-                done=done,
+                done=counted(self._timers, connection, done),
             )
         except StoreError as error:
             return refuse(store_refusal(error))
@@ -120,7 +121,9 @@ class RecallHandler:
             return refuse(Refusal(ResponseCode.ILLEGAL_OPERATION, f"recall handle is invalid: {error.what}"))
         return None
 
-    def _check(self, header: RecallMessageRequestHeader, handle: RecallHandle) -> Refusal | None:
+    def _check(
+        self, connection: Connection, header: RecallMessageRequestHeader, handle: RecallHandle
+    ) -> Refusal | None:
         if handle.topic != header.topic:
             why = f"topic not match: the handle is of {handle.topic!r:.150}, not of {header.topic!r:.150}"
         elif handle.broker_name != self._broker:
@@ -128,7 +131,7 @@ class RecallHandler:
         elif not 0 < handle.deliver_ms - self._clock.wall_ms() <= self._max_delay:
             return _too_late(handle)
         else:  # it waits as a message does
-            return self._timers.refusal(self._max_timers)
+            return self._timers.refusal(self._max_timers, connection.holds)
         return Refusal(ResponseCode.ILLEGAL_OPERATION, f"recall failed, {why}")
 
 

@@ -60,7 +60,7 @@ ROOM_FOR_PUSH = 64
 
 
 #: Which topic and queue a message may go to.
-Admit = Callable[[RemotingCommand, SendHeader], Admitted | Refusal]
+Admit = Callable[["Connection", RemotingCommand, SendHeader], Admitted | Refusal]
 
 
 class _Replier(NamedTuple):
@@ -122,7 +122,7 @@ class ReplyHandlers:
             if not header.topic.endswith(f"%{own}"):
                 return refuse(unknown_topic(header.topic))
             place = header._replace(topic=own, queue_id=-1)  # Java's clients put their namespace before it
-        admitted = self._admit(command, place)
+        admitted = self._admit(connection, command, place)
         if isinstance(admitted, Refusal):
             return refuse(admitted)
         topic, queue_id, _ = admitted

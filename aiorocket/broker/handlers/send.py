@@ -24,10 +24,12 @@ from aiorocket.broker.core.send_checks import (
     property_value,
     unserved_batch,
 )
+from aiorocket.broker.core.shares import Holds
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.timers import TIMER_PROPERTIES, due_of, wait_code
 from aiorocket.broker.core.transactions import is_transactional
 from aiorocket.broker.repetitions import Repetitions
+from aiorocket.broker.timers import counted
 from aiorocket.errors import RocketError, StoreError
 from aiorocket.remoting.awaited import shed
 from aiorocket.storage.results import PutResult, PutStatus
@@ -292,7 +294,7 @@ class SendHandlers:
                 born_host=connection.peer_host,
                 reconsume_times=header.reconsume_times or 0,
                 tags_code=code,
-                done=stored,
+                done=stored if topic != TIMER_TOPIC else counted(self._timers, connection, stored),
             )
         except StoreError as error:
             connection.reply(command, refuse(store_refusal(error)))
@@ -317,7 +319,7 @@ class SendHandlers:
             return None
         return str(RecallHandle(topic, self._name, due, unique)) if values.get(PROPERTY_UNIQ_KEY) == unique else None
 
-    def admit(self, command: RemotingCommand, header: SendHeader) -> Admitted | Refusal:
+    def admit(self, connection: Connection, command: RemotingCommand, header: SendHeader) -> Admitted | Refusal:
         """Where the message goes, with every check; may make its topic."""
         version = self._topics.version
         admitted = admit(
@@ -335,6 +337,7 @@ class SendHandlers:
                 unit_mode=bool(header.unit_mode),
             ),
             self._has_locks,
+            connection.holds,
         )
         if self._topics.version != version:
             self._topics_changed()
@@ -347,7 +350,7 @@ class SendHandlers:
     ) -> Accepted | RemotingCommand | None:
         """The same with every check: unknown topics, retries, delays, sizes near the limit. An answer, or None when
         one will follow, is all there is to do; half messages end here."""
-        admitted = self.admit(command, header)
+        admitted = self.admit(connection, command, header)
         if isinstance(admitted, Refusal):
             return refuse(admitted)
         topic, queue_id, dead = admitted
@@ -358,7 +361,8 @@ class SendHandlers:
         values = decode_properties(properties.encode())
         retried = bool(header.reconsume_times) and (dead or _delay_level(values) > 0)
         transactional = is_transactional(values, retried=retried)
-        due = self._due(values, transactional=transactional, delayed=not dead and _delay_level(values) > 0)
+        delayed = not dead and _delay_level(values) > 0
+        due = self._due(connection.holds, values, transactional=transactional, delayed=delayed)
         if isinstance(due, Refusal):
             return refuse(due)
         for name in (PROPERTY_CLUSTER, PROPERTY_MSG_REGION, PROPERTY_TRACE_ON, PROPERTY_POP_CK):
@@ -369,8 +373,7 @@ class SendHandlers:
                 return refuse(Refusal(ResponseCode.MESSAGE_ILLEGAL, why))
             values.setdefault(PROPERTY_UNIQ_KEY, self._unique.next(self._clock.wall_ms()))
             return self._store_half(connection, command, header, topic.name, queue_id, values)
-        tag = values.get(PROPERTY_TAGS)
-        code = tags_code(tag) if tag else 0
+        code = tags_code(tag) if (tag := values.get(PROPERTY_TAGS)) else 0
         level = 0 if dead else _delay_level(values)
         if dead:
             values[PROPERTY_DELAY] = "-1"
@@ -391,7 +394,7 @@ class SendHandlers:
             return refuse(refusal)
         return Accepted(name, store_queue, text, code, queue_id, 0 if topic.name.startswith(RETRY_PREFIX) else due)
 
-    def _due(self, values: dict[str, str], *, transactional: bool, delayed: bool) -> int | Refusal:
+    def _due(self, who: Holds, values: dict[str, str], *, transactional: bool, delayed: bool) -> int | Refusal:
         """When a timer message is due, 0 when it is none. A delay level wins, and the timer is forgotten."""
         if transactional:
             return no_timer(values, "a transactional message") or 0
@@ -401,7 +404,7 @@ class SendHandlers:
             return 0
         due = due_of(values, self._clock.wall_ms(), self._max_delay)
         if due and not isinstance(due, Refusal):
-            return self._timers.refusal(self._max_timers) or due
+            return self._timers.refusal(self._max_timers, who) or due
         return due
 
     def send_batch(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
@@ -411,7 +414,7 @@ class SendHandlers:
     def _send_batch(
         self, connection: Connection, command: RemotingCommand, header: SendHeader
     ) -> RemotingCommand | None:
-        accepted = self._checked_batch(command, header)
+        accepted = self._checked_batch(connection, command, header)
         if isinstance(accepted, Refusal):
             return refuse(accepted)
         topic, queue_id, items, codes, unique = accepted
@@ -447,7 +450,9 @@ class SendHandlers:
             connection.reply(command, refuse(Refusal(ResponseCode.MESSAGE_ILLEGAL, str(error))))
         return None
 
-    def _checked_batch(self, command: RemotingCommand, header: SendHeader) -> AcceptedBatch | Refusal:
+    def _checked_batch(
+        self, connection: Connection, command: RemotingCommand, header: SendHeader
+    ) -> AcceptedBatch | Refusal:
         if command.ext_value(EXT_ONCE) is not None:
             return Refusal(ResponseCode.MESSAGE_ILLEGAL, f"a batch cannot be sent once only (field {EXT_ONCE})")
         topic = self._topic(header.topic)
@@ -455,18 +460,15 @@ class SendHandlers:
         if topic is None or not topic.plain or not 0 <= queue_id < topic.max_queues:
             if header.topic.startswith(RETRY_PREFIX):
                 # Each retry has its own count of attempts and its own delay; a batch has neither.
-                return Refusal(
-                    ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry group {header.topic}"
-                )
-            admitted = self.admit(command, header)
+                why = f"batch request does not support retry group {header.topic}"
+                return Refusal(ResponseCode.MESSAGE_ILLEGAL, why)
+            admitted = self.admit(connection, command, header)
             if isinstance(admitted, Refusal):
                 return admitted
             topic, queue_id, _ = admitted
         if len(command.body) > self._max_body:
-            return Refusal(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"batch of {len(command.body)} bytes: this broker accepts {self._max_body}",
-            )
+            why = f"batch of {len(command.body)} bytes: this broker accepts {self._max_body}"
+            return Refusal(ResponseCode.MESSAGE_ILLEGAL, why)
         # Properties of the batch itself are not its messages': each has its own, UNIQ_KEY among them.
         of_batch = header.properties or ""
         unique = property_value(of_batch, PROPERTY_UNIQ_KEY) if _UNIQ_KEY in of_batch else None

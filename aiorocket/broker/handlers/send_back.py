@@ -84,7 +84,7 @@ class SendBackHandler:
     def send_back(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         """The message named by its physical offset, with one more failed attempt."""
         header = command.read(ConsumerSendMsgBackRequestHeader)
-        config = self._configs.ensure(header.group)
+        config = self._configs.ensure(header.group, connection.holds)
         if isinstance(config, Refusal):
             return refuse(config)
         if config.retry_queues <= 0:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from aiorocket.broker.answers import brokers_own, plain_body, refuse
 from aiorocket.broker.core.group_configs import GroupConfig
 from aiorocket.broker.core.names import Refusal, is_group_name, is_system_group, is_system_topic, is_topic_name
+from aiorocket.broker.core.shares import Holds
 from aiorocket.broker.core.tables import Tables
 from aiorocket.broker.core.topics import Topic
 from aiorocket.broker.core.turns import A_SHORT_TURN, A_TURN, each
@@ -106,7 +107,7 @@ class TopicHandlers:
             filter_type=header.topic_filter_type,
             attributes=self._altered(header.topic, _attributes(header.attributes)),
         )
-        return await self._configure(topic)
+        return await self._configure(connection.holds, topic)
 
     async def create_topics(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 18: several at once, all or none."""
@@ -115,7 +116,7 @@ class TopicHandlers:
             topics = await in_turns(each(_topic, body.items("topicConfigList")))
         for topic in topics:
             topic.attributes = self._altered(topic.name, topic.attributes)
-        return await self._configure(*topics)
+        return await self._configure(connection.holds, *topics)
 
     def _altered(self, name: str, changes: Mapping[str, str]) -> dict[str, str]:
         """The attributes of a topic after these: ``+key`` and ``key`` put, ``-key`` removes, others stay."""
@@ -128,8 +129,8 @@ class TopicHandlers:
                 attributes[key.removeprefix("+")] = value
         return attributes
 
-    async def _configure(self, *topics: Topic) -> RemotingCommand:
-        changed = self._topics.configure(*topics)
+    async def _configure(self, who: Holds, *topics: Topic) -> RemotingCommand:
+        changed = self._topics.configure(*topics, who=who)
         if isinstance(changed, Refusal):
             return refuse(changed)
         await self._save()  # also when nothing changed: an earlier request may not have come so far, or failed
@@ -195,19 +196,20 @@ class TopicHandlers:
 
     async def put_group(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 200."""
-        return await self._put_groups([plain_body(command)])
+        return await self._put_groups(connection.holds, [plain_body(command)])
 
     async def put_groups(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 225: several at once; those before one that is refused stay."""
-        return await self._put_groups(Plain(dict(plain_body(command)), "groups").items("groupConfigList"))
+        groups = Plain(dict(plain_body(command)), "groups").items("groupConfigList")
+        return await self._put_groups(connection.holds, groups)
 
-    async def _put_groups(self, groups: list[Any]) -> RemotingCommand:
+    async def _put_groups(self, who: Holds, groups: list[Any]) -> RemotingCommand:
         for data in groups:
             if not isinstance(data, dict) or data.get("groupName") is None:
                 return refuse(Refusal(ResponseCode.INVALID_PARAMETER, "the body names no group (member groupName)"))
         async with self._lists:
             configs = await in_turns(each(GroupConfig.from_dict, groups))
-            refusals = await in_turns(each(self._configs.put, configs))
+            refusals = await in_turns(each(partial(self._configs.put, who=who), configs))
         refusal = next(filter(None, refusals), None)
         await self._save()
         return RemotingCommand.response() if refusal is None else refuse(refusal)
@@ -219,7 +221,7 @@ class TopicHandlers:
         header = command.read(CloneGroupOffsetRequestHeader)
         if header.dest_group == REVIVE_GROUP:
             return refuse(brokers_own(header.dest_group))
-        config = self._configs.ensure(header.dest_group)
+        config = self._configs.ensure(header.dest_group, connection.holds)
         if isinstance(config, Refusal):
             return refuse(config)
         live = None if header.offline else self._consumers.get(header.src_group)
@@ -230,10 +232,10 @@ class TopicHandlers:
                 if topic is None or not (live is None or not live.subscriptions or name in live.subscriptions):
                     continue
                 for queue_id, offset in self._offsets.queues(header.src_group, name).items():
-                    if (too_many := self._offsets.refusal(header.dest_group, name, queue_id)) is not None:
+                    if (too_many := self._offsets.refusal(header.dest_group, name, queue_id, connection.holds)) is not None:
                         return refuse(too_many)
                     self._offsets.take_reset(header.dest_group, name, queue_id)
-                    self._offsets.commit(header.dest_group, name, queue_id, offset)
+                    self._offsets.commit(header.dest_group, name, queue_id, offset, connection.holds)
                     done += 1
                     if done % A_TURN:
                         continue
@@ -274,7 +276,7 @@ class TopicHandlers:
     def group_config(self, connection: Connection, command: RemotingCommand) -> RemotingCommand:
         """Code 352."""
         name = command.read(GetSubscriptionGroupConfigRequestHeader).group
-        config = self._configs.ensure(name)
+        config = self._configs.ensure(name, connection.holds)
         if isinstance(config, Refusal):
             return refuse(config)
         return RemotingCommand.response(body=encode_body(config.to_dict(), connection.reply_type(command)))

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 from aiorocket.broker.answers import put_refusal, refuse, store_refusal
 from aiorocket.broker.copies import Copy, store_copy
-from aiorocket.broker.core.names import Refusal, full
+from aiorocket.broker.core import shares
+from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.send_checks import SendHeader, added_properties, check_sizes
+from aiorocket.broker.core.shares import Holds
 from aiorocket.broker.core.transactions import HalfState, immunity
 from aiorocket.broker.transaction_check import TransactionChecks, name_of
 from aiorocket.errors import StoreError
@@ -90,7 +92,7 @@ class TransactionHandlers:
                 ResponseCode.NO_PERMISSION,
                 f"the broker[{self._config.name}] sending transaction message is forbidden (reject_transactions)",
             )
-        if (too_many := self._full(topic)) is not None:
+        if (too_many := self._full(topic, connection.holds)) is not None:
             return refuse(too_many)
         # A delay is dropped, as Java's producer does; what names an earlier check is the broker's own.
         for name in (PROPERTY_DELAY, PROPERTY_TRANSACTION_CHECK_TIMES, PROPERTY_TRAN_PREPARED_QUEUE_OFFSET):
@@ -113,7 +115,7 @@ class TransactionHandlers:
             if result.status is not PutStatus.OK:
                 connection.reply(command, refuse(put_refusal(result)))
                 return
-            self._checks.stored(result, wait)
+            self._checks.stored(result, wait, connection.holds)
             answer = SendMessageResponseHeader(
                 offset_msg_id(self._store.store_host, result.physical_offset),
                 queue_id,
@@ -198,7 +200,7 @@ class TransactionHandlers:
         if view is None or view.topic != MAX_CHECKS_TOPIC:
             return _refused(ResponseCode.SYSTEM_ERROR, f"msgId {text}: no message of {MAX_CHECKS_TOPIC}")
         values = dict(view.properties)
-        if (too_many := self._full(values.get(PROPERTY_REAL_TOPIC, ""))) is not None:
+        if (too_many := self._full(values.get(PROPERTY_REAL_TOPIC, ""), connection.holds)) is not None:
             return refuse(too_many)
         shed(command)
         for name in (PROPERTY_TRANSACTION_CHECK_TIMES, PROPERTY_TRAN_PREPARED_QUEUE_OFFSET):
@@ -206,7 +208,7 @@ class TransactionHandlers:
 
         def done(result: PutResult) -> None:
             if result.status is PutStatus.OK:
-                self._checks.stored(result, immunity(values))
+                self._checks.stored(result, immunity(values), connection.holds)
                 connection.reply(command, RemotingCommand.response())
             else:
                 connection.reply(command, refuse(put_refusal(result)))
@@ -217,12 +219,10 @@ class TransactionHandlers:
             return refuse(store_refusal(error))
         return None
 
-    def _full(self, topic: str) -> Refusal | None:
+    def _full(self, topic: str, who: Holds) -> Refusal | None:
         """Why no more transactions may be open."""
-        most = self._config.limits.transactions
-        if len(self._checks.table) < most:
-            return None
-        return full("transactions", most, f"a transaction of topic {topic}")
+        most, open_now = self._config.limits.transactions, len(self._checks.table)
+        return shares.refusal("transactions", most, open_now, f"a transaction of topic {topic}", who)
 
     def _check(self, header: EndTransactionRequestHeader, view: RecordView) -> Refusal | None:
         """May this producer end this half message now? The checks are RocketMQ's, in its order."""
