@@ -38,6 +38,7 @@ from aiorocket_protocol import (
     DeleteTopicRequestHeader,
     FrameSplitter,
     HeartbeatData,
+    KVTable,
     LockBatchBody,
     LockBatchResult,
     MessageQueue,
@@ -95,6 +96,10 @@ async def broker(**changes: Any) -> AsyncIterator[tuple[Broker, Peer]]:
             yield broker, peer
         finally:
             await peer.close()
+
+
+async def runtime_info(peer: Peer, name: str) -> str:
+    return decode_body(KVTable, (await peer.call(28)).body, 0).table.get(name, "")
 
 
 async def refused(peer: Peer, count: int, make: Callable[[int], tuple[Any, ...]]) -> str:
@@ -217,15 +222,15 @@ async def offsets(count: int) -> str:
 
 @attack
 async def locks(count: int) -> str:
-    """Locks are not refused but not granted, as when somebody else holds them."""
+    """Locks are not refused but not granted, as when somebody else holds them; the answer says why."""
     async with broker() as (server, peer):
         await peer.create_topic("T", queues=count)
         asked = [MessageQueue("T", "broker-a", n) for n in range(count)]
         asked += [MessageQueue("nowhere", "broker-a", 0), MessageQueue("T", "another", 0)]
         answer = await peer.call(41, None, encode_body(LockBatchBody("c", "g", asked), 0))
         granted = decode_body(LockBatchResult, answer.body, 0).queues
-        assert len(granted) == SMALL.locks == len(server.locks)
-        return "locks=3"
+        assert len(granted) == SMALL.locks == len(server.locks) and answer.code == 0
+        return answer.remark or ""
 
 
 @attack
@@ -388,15 +393,16 @@ async def modes(count: int) -> str:
 
 @attack
 async def deliveries(count: int) -> str:
-    """They are not refused but counted for the group alone."""
+    """They are not refused but counted for the group alone, and the runtime information says so."""
     async with broker(topics=1000) as (server, peer):
+        assert not await runtime_info(peer, "limit_deliveries")
         for n in range(count):
             assert (await peer.call(310, send_header(f"t{n}"), b"x")).code == 0
             assert (await peer.call(11, pull_header(f"t{n}", queue_id=0, offset=0))).code == 0
         counted = server.counters.delivered
         assert len(counted) == SMALL.deliveries + 1 and sum(counted.values()) == count
         assert [topic for topic, _ in counted] == ["t0", "t1", "t2", ""]
-        return "deliveries=3"
+        return await runtime_info(peer, "limit_deliveries")
 
 
 @attack
@@ -417,15 +423,16 @@ async def timers(count: int) -> str:
 
 @attack
 async def sent_once(count: int) -> str:
-    """They are not refused: those of who was quiet longest are forgotten."""
+    """They are not refused: those of who was quiet longest are forgotten, and the runtime information says so."""
     async with broker() as (server, peer):
+        assert not await runtime_info(peer, "limit_sent_once")
         await peer.create_topic("T")
         for n in range(count):
             own = f"UNIQ_KEY\x01{n:020X}{n:012X}\x02"  # a producer and its number there
             assert (await peer.call(310, send_header(properties=own), b"x", **{EXT_ONCE: "broker-a"})).code == 0
         assert server._parts is not None
         assert len(server._parts.repetitions._table) == SMALL.sent_once
-        return "sent_once=8"
+        return await runtime_info(peer, "limit_sent_once")
 
 
 @attack

@@ -64,4 +64,7 @@ class GroupCounters:
         ):
             table[name] = str(counts.total())
             table.update({f"{name}_{group}": str(count) for group, count in sorted(counts.most_common(_NAMED))})
+        if len(self.delivered) >= self._most:
+            limit = f"the broker's limit deliveries={self._most} is reached"
+            table["limit_deliveries"] = f"{limit}: those of further topics are counted for their groups alone"
         return table

@@ -62,6 +62,8 @@ class SentTable:
         #: By topic, queue id and producer; what was quiet longest is first.
         self._stored: OrderedDict[tuple[str, int, str], dict[str, int]] = OrderedDict()
         self._count = 0
+        #: Messages that were forgotten because there were more than ``most``.
+        self.forgotten = 0
         #: Log offset behind which messages may be missing here; None when this was never saved.
         self.at: int | None = None
         self._end: Callable[[], int] | None = None
@@ -106,9 +108,17 @@ class SentTable:
             del stored[next(iter(stored))]
             self._count -= 1
         while self._count > self.most:
-            self._count -= len(self._stored.popitem(last=False)[1])
+            gone = len(self._stored.popitem(last=False)[1])
+            self._count -= gone
+            self.forgotten += gone
         self.changes += 1
         self.use()
+
+    def report(self) -> dict[str, str]:
+        """For GET_BROKER_RUNTIME_INFO."""
+        limit = f"the broker's limit sent_once={self.most} is reached"
+        why = f"{limit}: {self.forgotten} messages of producers that were quiet longest are known no more"
+        return {"limit_sent_once": why} if self.forgotten else {}
 
     def delete_topics(self, topics: Container[str]) -> None:
         for key in [key for key in self._stored if key[0] in topics]:

@@ -76,6 +76,7 @@ class StatisticsHandlers:
         self._producers = tables.producers
         self._offsets = tables.offsets
         self._counters = tables.counters
+        self._sent = tables.sent
         self._alarms = tables.alarms
         self._delays = tables.delays
         self._traffic = traffic
@@ -326,6 +327,7 @@ class StatisticsHandlers:
                 if (end := store.max_offset(SCHEDULE_TOPIC, level - 1))
             },
             **self._counters.report(),
+            **self._sent.report(),
             **self._alarms.report(),
         }
         if differing := sum(live.differs for live in self._consumers):
