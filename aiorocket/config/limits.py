@@ -3,7 +3,7 @@
 Each is far above what Apache's own clusters hold and small enough that all of them together leave a process of some
 hundred megabytes. A refusal names its line. Connections, requests in flight and unread bytes are in RemotingConfig,
 sizes of the wire in ``aiorocket_protocol.limits``. ``tests/broker/test_limits.py`` reaches every line as a hostile
-client would.
+client would, ``tests/remoting/test_limits.py`` those of RemotingConfig.
 
 What all share one connection cannot use up: of topics, queues, groups, offsets, locks, filter_memory, popped,
 transactions and timers it gets no more while it has nine times what is left; of offsets, locks and popped no group does

@@ -479,7 +479,7 @@ class Connection(asyncio.BufferedProtocol):
                     self._out_bytes = waiting  # request() refuses until resume_writing() says that the peer reads again
                 else:
                     self.misbehaved = True
-                    self.abort(f"{self.peer} does not read: {waiting} bytes wait, {self.config.write_limit} may")
+                    self.abort(f"{self.peer} does not read: {waiting} bytes, write_limit={self.config.write_limit}")
 
     def _is_too_much(self, memory: HeldBytes) -> bool:
         if memory.exceeded():
@@ -500,9 +500,8 @@ class Connection(asyncio.BufferedProtocol):
     def _unusable(self) -> RocketError:
         if self.closed:
             return NotConnectedError(f"the connection to {self.peer} is closed: {self.close_reason}")
-        return BackPressureError(
-            f"{self.peer} does not read: {self._out_bytes} bytes wait to be written, {self.config.write_limit} may"
-        )
+        waits = f"{self._out_bytes} bytes, write_limit={self.config.write_limit}"
+        return BackPressureError(f"{self.peer} does not read: {waits}")
 
     def pause_writing(self) -> None:
         self._paused_writing = True
@@ -600,24 +599,25 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is None:
             return
         config = self.config
+        stuck = f"partial_frame_timeout={config.partial_frame_timeout:g} s"
         waiting = self._transport.get_write_buffer_size()
         if not waiting or waiting != self._write_mark:
             self._write_mark = waiting
             self._since_stalled = now
         elif now - self._since_stalled >= config.partial_frame_timeout:
             self.misbehaved = True
-            self.abort(f"{self.peer} has not read for {config.partial_frame_timeout:g} s, {waiting} bytes wait")
+            self.abort(f"{self.peer} has not read for {stuck}, {waiting} bytes wait")
         if self.closed:  # and what was queued before may be read still
             return
         if self._heard:
             self._heard = False
             self._since_quiet = now
         elif now - self._since_quiet >= config.idle_timeout:
-            self.close(f"no traffic for {config.idle_timeout:g} s")
+            self.close(f"no traffic for idle_timeout={config.idle_timeout:g} s")
             return
         if not self._splitter.partial or self._held or self.frames != self._frames_mark:
             self._frames_mark = self.frames
             self._since_partial = now
         elif now - self._since_partial >= config.partial_frame_timeout:
             self.misbehaved = True
-            self.close(f"{self.peer} began a frame and did not finish it within {config.partial_frame_timeout:g} s")
+            self.close(f"{self.peer} began a frame and did not finish it within {stuck}")
