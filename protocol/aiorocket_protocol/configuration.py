@@ -12,7 +12,11 @@ _MAX_LINES = 4_096
 
 
 def encode_configuration(values: Mapping[str, str]) -> bytes:
-    """As RocketMQ writes it: without escapes. A value ends with its line. ProtocolError for half a surrogate pair."""
+    """As RocketMQ writes it: without escapes. ProtocolError for a name or value of more lines than one, which would be
+    other properties at the reader's, and for half a surrogate pair."""
+    for name, value in values.items():
+        if (line := f"{name}={value}").splitlines() != [line]:
+            raise ProtocolError(f"property {name!r:.80} has a line end in it, and properties none", where="body")
     try:
         return "".join(f"{name}={value}\n" for name, value in values.items()).encode()
     except UnicodeEncodeError as error:

@@ -21,6 +21,14 @@ def test_as_java_writes_it() -> None:
     assert decode_configuration(b"#Sun\n!x\n\n a = b \nc:d=e\nf\n") == {"a": "b", "c": "d=e", "f": ""}
 
 
+@pytest.mark.parametrize("value", ["a\nfileReservedTime=1", "a\n", "a\r", "a\u2028b"])
+def test_a_value_of_several_lines_is_refused(value: str) -> None:
+    """They were other properties at the reader's."""
+    for values in ({"path": value}, {f"p{value}": "a"}):
+        with pytest.raises(ProtocolError, match="has a line end in it"):
+            encode_configuration(values)
+
+
 def test_what_is_no_text() -> None:
     with pytest.raises(ProtocolError, match="no UTF-8"):
         decode_configuration(b"a=\xff")
