@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from aiorocket.config.addresses import check_address_map, check_nameservers
-from aiorocket.config.credentials import check_credentials
+from aiorocket.config.credentials import check_given
 from aiorocket.config.limits import Limits
 from aiorocket.config.remoting import MIB, RemotingConfig, check_numbers, check_positive
 from aiorocket.config.tls import TlsConfig
@@ -118,11 +118,7 @@ class ClientConfig:
             raise ConfigError(f"instance={self.instance!r}: a name without blanks and slashes; None makes one up")
         if not isinstance(self.tls, bool | TlsConfig | ssl.SSLContext):
             raise ConfigError(f"tls={self.tls!r}: True, False, a TlsConfig or an ssl.SSLContext")
-        if self.access_key or self.secret_key or self.security_token:
-            if self.credentials_file:
-                raise ConfigError(f"access_key and credentials_file={self.credentials_file!r}: either of them")
-            check_credentials(self.access_key, self.secret_key, self.security_token)
-        elif not self.credentials_file:
+        if not check_given(self.access_key, self.secret_key, self.security_token, self.credentials_file):
             return
         if self.remoting.serializer not in ("auto", "json"):
             raise ConfigError(

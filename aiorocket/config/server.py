@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from aiorocket.config.addresses import check_nameservers
+from aiorocket.config.credentials import check_given
 from aiorocket.config.limits import Limits
 from aiorocket.config.remoting import MIB, RemotingConfig, check_numbers, check_positive
 from aiorocket.config.tls import ServerTlsConfig, TlsConfig
@@ -214,6 +215,7 @@ class BrokerConfig:
             "transaction_check_interval", "transaction_check_max", "timer_max_delay",
         )  # fmt: skip
         check_nameservers(self.nameservers)
+        check_given(self.access_key, self.secret_key, self.security_token, self.credentials_file)
         if self.permission not in (PERM_READ, PERM_READ_WRITE):
             raise ConfigError(f"permission={self.permission}: {PERM_READ_WRITE} (read and write) or {PERM_READ} (read)")
         if self.lock_lease < self.lock_grace:

@@ -11,6 +11,7 @@ from aiorocket.broker import Broker
 from aiorocket.broker.core.names import Refusal
 from aiorocket.broker.core.settings import Settings
 from aiorocket.config import BrokerConfig, NameServerConfig
+from aiorocket.errors import ConfigError
 from aiorocket.nameserver.server import NameServer
 from aiorocket.runtime.env import real_env
 from aiorocket_protocol import (
@@ -145,3 +146,18 @@ def test_what_is_saved_does_not_change_while_it_is_written() -> None:
     saved = settings.to_dict()
     settings.change({"topicByteRate": "7"})
     assert saved["changed"] == {"transactionCheckMax": "3"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"access_key": "me"}, "secret_key is missing: access_key alone"),
+        ({"secret_key": "12345678"}, "access_key is missing: secret_key alone"),
+        ({"access_key": "me", "secret_key": "12345678", "credentials_file": "c.json"}, "credentials_file='c.json'"),
+    ],
+)
+def test_keys_that_sign_nothing_are_refused(keys: dict[str, str], said: str) -> None:
+    """Its registration was not signed, and nobody said why name servers refused it."""
+    with pytest.raises(ConfigError, match=said) as caught:
+        BrokerConfig(**keys)  # type: ignore[arg-type]  # some of its texts
+    assert "12345678" not in str(caught.value)

@@ -263,7 +263,9 @@ def test_what_is_shown_is_a_file_that_says_the_same() -> None:
         "name": "name", "value": "blue", "from": "AIOROCKET_BROKER_NAME", "variable": "AIOROCKET_BROKER_NAME",
     }  # fmt: skip
     Path("shown.toml").write_text(shown.output)
-    again, _ = broker_settings("shown.toml", {})
+    with pytest.raises(ConfigError, match=r"secret_key is missing.*shown\.toml:\d+: access_key"):
+        broker_settings("shown.toml", {})  # it is in no file that is shown
+    again, _ = broker_settings("shown.toml", {"AIOROCKET_BROKER_SECRET_KEY": "hush"})
     first, _ = broker_settings("b.toml", {"AIOROCKET_BROKER_NAME": "blue"})
     assert again.store == first.store and again.limits == first.limits and again.name == "blue"
     checked = CliRunner().invoke(cli, ["config", "check", "b.toml"])
