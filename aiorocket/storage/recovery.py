@@ -308,8 +308,8 @@ class LogSteps(QueueSteps):
             segment.remove(self.disk)
         for path in self.orphans:
             self.disk.unlink(path)
-        for topic in [topic for topic, upto in self.deleted.items() if upto <= self.start]:
-            del self.deleted[topic]
+        # What was on its way when its topic was deleted may not have come: what does at its place is none of that.
+        self.deleted = {topic: min(upto, self.end) for topic, upto in self.deleted.items() if upto > self.start}
         if not self.segments:
             return
         segment = self.segments[-1]

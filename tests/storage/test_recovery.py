@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from aiorocket.errors import StoreCorruptedError, StoreError
+from aiorocket.runtime.entropy import Entropy
 from aiorocket.runtime.env import Env, memory_env
 from aiorocket.runtime.memory_disk import MemoryDisk
 from aiorocket.storage import MessageStore, Recovery, Snapshot, StoreBusyError, housekeeping
 from aiorocket.storage import recovery as recovery_module
 from aiorocket.storage.checkup import survey
 from aiorocket.storage.segment import Segment
+from aiorocket.testing import SimClock, SimDisk, SimLoop
 from aiorocket_protocol import RecordView
 from tests.storage.stores import HOST, bodies, config, intact, opened, put
 
@@ -486,6 +488,42 @@ async def test_deletion_survives_a_kill_and_a_rebuild() -> None:
     third, _ = await reopen(lost)
     assert bodies(third, "T") == [b"new"], "even without a checkpoint offset 0 says that the topic began again"
     await third.close()
+
+
+def test_a_deletion_takes_nothing_that_came_in_place_of_what_was_on_its_way() -> None:
+    """The checkpoint said that the topic was deleted up to behind the end that the log had after a power cut."""
+    loop, disk = SimLoop(1), SimDisk(1)
+    env = Env(SimClock(loop), Entropy(1), disk)
+
+    async def power_cut() -> None:
+        store = await opened(env, checkpoint_interval=1000)
+        await put(store, "kept")
+        sync = disk.sync
+        disk.sync = lambda file: loop.create_future()  # type: ignore[method-assign]  # a slow one
+        put(store, "T", 0, bytes(5_000))
+        await asyncio.sleep(0.1)
+        store.delete_topics("T")
+        assert await store._behind.save()
+        disk.sync = sync  # type: ignore[method-assign]
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+
+    async def kill() -> None:
+        store = await opened(env, checkpoint_interval=1000)
+        assert store.topics() == ["kept"] and store.max_physical < 5_000
+        assert (await put(store, "T", 0, b"new")).queue_offset == 0
+
+    async def look() -> None:
+        store = await opened(env)
+        assert bodies(store, "T") == [b"new"] and bodies(store, "kept") == [b"x"]
+        await store.close()
+
+    loop.run_until_complete(power_cut())
+    disk.crash()
+    loop.run_until_complete(kill())
+    disk.process_died()
+    loop.run_until_complete(look())
+    loop.close()
 
 
 async def test_units_of_delay_queues_are_computed_by_the_owner() -> None:
