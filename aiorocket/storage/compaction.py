@@ -30,12 +30,13 @@ _ZEROS = memoryview(bytes(_SLICE))
 _SUFFIX = ".compact"
 _size_of = Struct(">i").unpack_from
 
-Wanted = Mapping[tuple[bytes, int], int]
+Wanted = Mapping[tuple[bytes, int], tuple[int, int]]
 
 
 class Compaction:
     """Of one full segment. Call ``step`` in the writer thread until it says True, then ``swap`` where nothing reads; or
-    ``give_up``. ``wanted`` are the queues (topic, id) of which messages from an offset on are kept."""
+    ``give_up``. ``wanted`` are the queues (topic, id) of which messages are kept, from an offset and from a log offset
+    on: what is in front of that was of a topic that is deleted."""
 
     def __init__(self, disk: Disk, segment: Segment, wanted: Wanted) -> None:
         self._disk = disk
@@ -84,7 +85,7 @@ class Compaction:
             size = check_record(data, start)
             view = RecordView(data, start, start + size)
             kept = self._wanted.get((view.raw_topic, view.queue_id))
-            if kept is not None and view.queue_offset >= kept:
+            if kept is not None and view.queue_offset >= kept[0] and segment.base + low + start >= kept[1]:
                 self._fill(low + start)
                 self._emit(data[start : start + size])
             elif self._made == low + start:

@@ -9,8 +9,9 @@ after the last checkpoint, so an idle store does nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import partial
+from itertools import chain
 
 from aiorocket.config import StoreConfig
 from aiorocket.runtime.disk import Disk
@@ -22,6 +23,8 @@ from aiorocket.storage.snapshots import Snapshot
 from aiorocket.storage.tail_cache import TailCache
 
 __all__ = ("Housekeeping",)
+
+OnDeletion = Callable[[Iterable[ConsumeQueue]], Awaitable[None]]
 
 #: Seconds between two looks whether the log has written what a deletion is behind.
 _A_MOMENT = 0.01
@@ -64,6 +67,8 @@ class Housekeeping:
         self._timestamp = timestamp
         #: Called after each periodic checkpoint: what else is done behind the appends.
         self.on_checkpoint: list[Callable[[], None]] = []
+        #: Awaited with the queues of deleted topics while these have their files.
+        self.on_deletion: OnDeletion = _no_deletion
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -262,6 +267,7 @@ class Housekeeping:
                 await behind
             while any(log.written < self._deleted[topic] for topic in doomed) and not log.is_broken:  # noqa: ASYNC110 - it is rare, a flush is not
                 await asyncio.sleep(_A_MOMENT)
+            await self.on_deletion(chain.from_iterable(doomed.values()))
             await self._checkpoint(clean=False)
             for directory in directories:
                 self._files.forget(directory + "/")
@@ -274,6 +280,10 @@ class Housekeeping:
         finally:
             for topic in doomed:
                 del self.deleting[topic]
+
+
+async def _no_deletion(queues: Iterable[ConsumeQueue]) -> None:
+    pass
 
 
 def _some(topics: Collection[str]) -> str:

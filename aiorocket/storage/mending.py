@@ -141,11 +141,13 @@ class Mending:
             return
         low, high = await self._bounds(queue, offset)
         log = self._log
-        start = max(log.start_offset, self._deleted.get(queue.topic, 0))
+        since = start = max(log.start_offset, self._deleted.get(queue.topic, 0))
         stop = log.written
         if low >= queue.min_offset:
             place, size = self._place(queue, low)
             start = place + max(size, 0)
+        elif (segment := log.segment_at(start)) is not None:
+            start = segment.base  # what was deleted may be a part of one filler
         if high < queue.max_offset:
             stop = self._place(queue, high)[0]
         units: dict[int, bytes] = {}
@@ -155,14 +157,14 @@ class Mending:
                 for item in batch:
                     if isinstance(item, Bad):
                         log.found_damage(item._replace(end=min(item.end, stop)))  # the log grows behind it
-                    elif (item.queue_id, item.topic) == (queue.queue_id, queue.topic_bytes):
+                    elif item.offset >= since and (item.queue_id, item.topic) == (queue.queue_id, queue.topic_bytes):
                         code = code_of(item, self._codes, queue.topic)
                         units[item.queue_offset] = UNIT.pack(item.offset, item.size, code)
         finally:
             records.close()
         if queue.deleted:
             return
-        data, place = bytearray(), start
+        data, place = bytearray(), max(since, start)
         for index in range(low + 1, high):
             unit = units.get(index)
             data += UNIT.pack(place, GAP, 0) if unit is None else unit

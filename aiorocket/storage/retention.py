@@ -5,6 +5,10 @@ Queues whose topic keeps messages for longer, and messages that somebody still w
 open transactions), keep the segment they stand in; it is compacted (compaction.py). Queue offsets are never given
 again: the ``min_offset`` of a queue rises, up to its end.
 
+What deleted topics leave goes whatever its age. How much that is in each segment is counted by their units, before
+these go; a segment is looked at when it is half of what it keeps. The count is only a reason to look: what goes is what
+no queue has.
+
 The order is what makes a crash harmless: first the checkpoint that no longer promises the old messages, then the files.
 """
 
@@ -12,7 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from itertools import chain, islice
 
 from aiorocket.config import StoreConfig
 from aiorocket.errors import ProtocolError, StoreCorruptedError, StoreError
@@ -26,6 +31,7 @@ from aiorocket.storage.key_index import KeyIndex
 from aiorocket.storage.reader import Reader
 from aiorocket.storage.results import StoreBusyError
 from aiorocket.storage.segment import Segment
+from aiorocket.storage.sizes import bytes_in_segments, bytes_of, pieces_of
 from aiorocket.storage.snapshots import Snapshot
 
 __all__ = ("Retention",)
@@ -34,6 +40,8 @@ __all__ = ("Retention",)
 _TURN = 64
 #: Units of a queue read in one turn.
 _UNITS = 4096
+#: So many of these, of deleted queues, are counted by one job of the disk's thread: some 2 ms.
+_PIECES = 16
 #: Used share of the disk above which also young messages go, if that is wanted (RocketMQ's
 #: diskSpaceCleanForciblyRatio).
 _FORCED = 0.85
@@ -66,6 +74,7 @@ class Retention:
         keys: KeyIndex,
         wall_ms: Callable[[], int],
         save: Callable[[], Awaitable[bool]],
+        deleted: Mapping[str, int],
     ) -> None:
         self._disk = disk
         self._config = config
@@ -77,14 +86,17 @@ class Retention:
         self._keys = keys
         self._wall_ms = wall_ms
         self._save = save
+        self._deleted = deleted
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[int] | None = None
         self._closed = False
         self._snapshot = Snapshot(disk, f"{directory.rpartition(chr(47))[0]}/retention")
         self._kept: dict[str, int] | None = None
+        #: How much of that deleted topics have left, by the base of the segment.
+        self._left: dict[str, int] = {}
         #: How many messages a segment had to keep when it was looked at last.
-        self._looked_at: dict[int, int] = {}
+        self._looked_at: dict[str, int] = {}
         #: What no checkpoint promises any more and the disk still has.
         self._going: list[Segment] = []
         self.rules: Callable[[], StoreConfig] = lambda: config
@@ -183,19 +195,23 @@ class Retention:
     async def _sweep(self, *, by_hand: bool) -> int:
         log = self._log
         aged, full = self._old(by_hand=by_hand)
+        left, deserted = await self._deserted()
         floors = await self._floors(aged, full)
         before = {queue: queue.min_offset for queue in floors}
         for queue, floor in floors.items():
             queue.min_offset = max(queue.min_offset, floor)
-        old = upto = max(aged, full)
-        holders = await self._holders(upto) if upto > log.start_offset else {}
+        old = max(aged, full)
+        upto = max([old, *(segment.end for segment in deserted)])
+        holders = await self._holders(upto, young=bool(deserted)) if upto > log.start_offset else {}
         upto = min(holders.values(), default=upto)
         doomed = [segment for segment in log.segments[:-1] if segment.end <= upto]
-        if not floors and not doomed and not self._going:
+        if not floors and not doomed and not self._going and not deserted:
             return 0
+        deleted = dict(self._deleted)  # the checkpoint says so, of later ones it need not
         await self.before()
         del log.segments[: len(doomed)]
-        if not await self._save():
+        # Both generations, if what goes is young: the older one may begin to read in the midst of it.
+        if not await self._save() or (deserted and not await self._save()):
             log.segments[:0] = doomed
             return 0
         log.damage.forget_below(log.start_offset)
@@ -212,12 +228,27 @@ class Retention:
         for queue, low in before.items():
             if low * UNIT_SIZE // FILE_SIZE < queue.min_offset * UNIT_SIZE // FILE_SIZE:
                 await self._remove_units(queue)
-        for segment in [segment for segment in log.segments[:-1] if segment.end <= old]:
+        for segment in [segment for segment in log.segments[:-1] if segment.end <= old or segment in deserted]:
             if self._closed:
                 break
-            await self._compact(segment, holders)
+            await self._compact(segment, holders, deleted, left)
+            if segment in deserted:
+                self._settle(segment, left)
             await asyncio.sleep(0)
         return len(doomed)
+
+    async def _deserted(self) -> tuple[dict[str, int], dict[Segment, None]]:
+        """How much deleted topics have left in each segment, and the full ones in which it is half of what is kept."""
+        kept, log = await self._kept_bytes(), self._log
+        left = {base: size for base, size in self._left.items() if size > 0}
+        full = [segment for segment in log.segments[:-1] if segment.end <= log.written and str(segment.base) in left]
+        half = [each for each in full if 2 * left[str(each.base)] >= kept.get(str(each.base), each.capacity)]
+        return left, dict.fromkeys(half)
+
+    def _settle(self, segment: Segment, left: dict[str, int]) -> None:
+        """What was ``left`` there when the sweep began is dealt with; more may have come since."""
+        base = str(segment.base)
+        self._left[base] = self._left.get(base, 0) - left.pop(base, 0)
 
     async def _floors(self, aged: int, full: int) -> dict[ConsumeQueue, int]:
         """The new first offsets of queues that lose messages."""
@@ -269,13 +300,17 @@ class Retention:
                 high = middle
         return low
 
-    async def _holders(self, end: int) -> dict[ConsumeQueue, int]:
-        """The queues that still have a message before ``end`` of the log, and where their first one is."""
+    async def _holders(self, end: int, *, young: bool) -> dict[ConsumeQueue, int]:
+        """The queues that still have a message before ``end`` of the log, and where their first one is. What goes is
+        old, or else all of it hangs on these units: one that is damaged is made again first (StoreBusyError)."""
         found: dict[ConsumeQueue, int] = {}
+        turn = _TURN // 8 if young else _TURN  # which reads the log, too
         for number, queue in enumerate(list(self._queues.values())):
-            if number % _TURN == _TURN - 1:
+            if number % turn == turn - 1:
                 await asyncio.sleep(0)
             if queue.min_offset < queue.max_offset and not queue.deleted:
+                if young:
+                    self._reader.entries(queue.topic, queue.queue_id, queue.min_offset, 1)
                 place = self._place(queue, queue.min_offset)
                 if place is None:
                     raise StoreBusyError(f"the units of {queue.directory} cannot be read")
@@ -285,24 +320,30 @@ class Retention:
 
     # ---- removing
 
-    async def _compact(self, segment: Segment, holders: dict[ConsumeQueue, int]) -> None:
-        """Take what nobody keeps out of a segment that has to stay, if at least half of it goes."""
+    async def _compact(
+        self, segment: Segment, holders: dict[ConsumeQueue, int], deleted: Mapping[str, int], left: dict[str, int]
+    ) -> None:
+        """Take what nobody keeps out of a segment that has to stay, if at least half of it goes. ``deleted`` says of
+        topics below which log offset nothing is theirs."""
         rows: list[tuple[ConsumeQueue, int, int]] = []
-        for queue, place in holders.items():
+        for number, (queue, place) in enumerate(holders.items()):
+            if number % _TURN == _TURN - 1:
+                await asyncio.sleep(0)
             if place < segment.end:
                 rows.append((queue, self._at_place(queue, segment.base), self._at_place(queue, segment.end)))
         kept = await self._kept_bytes()
         base, count = str(segment.base), sum(high - low for _, low, high in rows)
-        if self._looked_at.get(segment.base) == count or (base in kept and segment in self._log.unchecked):
+        if self._looked_at.get(base) == count or (base in kept and segment in self._log.unchecked):
             return
-        self._looked_at[segment.base] = count
         size = 0
         for queue, low, high in rows:
             size += await self._size(queue, low, high)
+        self._looked_at[base] = count
         if 2 * size > kept.get(base, segment.capacity):
             return
-        kept[base] = size
-        wanted = {(queue.topic_bytes, queue.queue_id): queue.min_offset for queue, _, _ in rows}
+        wanted = {
+            (queue.topic_bytes, queue.queue_id): (queue.min_offset, deleted.get(queue.topic, 0)) for queue, _, _ in rows
+        }
         compaction = Compaction(self._disk, segment, wanted)
         try:
             done = False
@@ -311,11 +352,13 @@ class Retention:
         except (ValueError, ProtocolError) as error:
             _LOG.warning("%s is not compacted: %s", segment.path, error)
             await self._disk.run(compaction.give_up)
+            kept[base] = size
         except OSError:
             await self._disk.run(compaction.give_up)
-            del kept[base], self._looked_at[segment.base]
+            del self._looked_at[base]
             raise
         else:
+            kept[base] = size
             # Here nothing can read in between.
             self._files.forget(segment.path)
             segment.sums = None
@@ -325,10 +368,16 @@ class Retention:
                 self._log.unchecked[segment] = None  # one of its two files may be the old one
                 raise
             await self._disk.run(self._disk.fsync_dir, self._directory)
-        present = {str(each.base) for each in self._log.segments}
-        self._kept = {each: number for each, number in kept.items() if each in present}
-        self._looked_at = {each: number for each, number in self._looked_at.items() if str(each) in present}
-        await self._disk.run(self._snapshot.save, {"bytes": self._kept})
+        self._settle(segment, left)
+        await self._save_kept()
+
+    async def _save_kept(self) -> None:
+        kept, left = await self._kept_bytes(), self._left
+        present = {str(segment.base) for segment in self._log.segments}
+        for table in (kept, left, self._looked_at):
+            for base in table.keys() - present:
+                del table[base]
+        await self._disk.run(self._snapshot.save, {"bytes": dict(kept), "left": dict(left)})
 
     async def _size(self, queue: ConsumeQueue, low: int, high: int) -> int:
         """Bytes of the messages of a queue from one offset to another."""
@@ -341,7 +390,7 @@ class Retention:
                 self._reader.entries(queue.topic, queue.queue_id, low, _UNITS)  # has them made again
             if not units:
                 break
-            total += sum(max(0, size) for _, size, _ in UNIT.iter_unpack(units))
+            total += bytes_of(units)
             low += len(units) // UNIT_SIZE
             await asyncio.sleep(0)
         return total
@@ -353,8 +402,26 @@ class Retention:
                 state = await self._disk.run(self._snapshot.load) or {}
             except StoreCorruptedError:
                 state = {}
-            self._kept = dict(state.get("bytes", {}))  # an earlier program wrote numbers of messages
+            if self._kept is None:  # nor read by another meanwhile
+                self._kept = dict(state.get("bytes", {}))  # an earlier program wrote numbers of messages
+                self._left = dict(state.get("left", {}))
         return self._kept
+
+    async def count_deleted(self, queues: Iterable[ConsumeQueue]) -> None:
+        """Have the messages of deleted queues counted as gone, as long as these have their files. An OSError costs
+        nothing but the count."""
+        pieces, found = chain.from_iterable(map(pieces_of, queues)), False
+        try:
+            await self._kept_bytes()
+            bases = [segment.base for segment in self._log.segments]
+            while some := list(islice(pieces, _PIECES)):
+                for base, size in (await self._disk.run(bytes_in_segments, self._disk, some, bases)).items():
+                    self._left[str(base)] = self._left.get(str(base), 0) + size
+                    found = True
+            if found:
+                await self._save_kept()
+        except OSError as error:
+            _LOG.warning("what deleted topics leave in %s goes when it is old: %s", self._directory, error)
 
     async def clean_queues(self) -> None:
         """Remove the files of queues that are all before their first message; those that a crash left too."""

@@ -98,8 +98,9 @@ class MessageStore:
         #: Removes what is old.
         self.retention = Retention(
             env.disk, config, f"{directory}/commitlog", log, files, self._queues, self._reader, self.keys,
-            self._wall_ms, self._behind.save,
+            self._wall_ms, self._behind.save, found.deleted,
         )  # fmt: skip
+        self._behind.on_deletion = self.retention.count_deleted
         self._behind.on_checkpoint += (self.retention.arm, self.keys.keep_up)
         self._closed = False
         log.check_space()
@@ -478,8 +479,7 @@ class MessageStore:
     # ---- deleting
 
     def delete_topics(self, *topics: str, behind: asyncio.Future[None] | None = None) -> asyncio.Future[None]:
-        """Forget their queues at once; their records stay in the log until their segment goes. A topic made again
-        starts at offset 0.
+        """Forget their queues at once; retention gives the space of their records back. One made again starts at 0.
 
         The future ends when that is durable, which comes behind ``behind``, and the files are gone. Until then appends
         to a topic raise StoreBusyError. Nobody has to await it: ``close`` does, and an OSError also reaches the loop's

@@ -356,7 +356,7 @@ BREAKAGES: Final[dict[str, Breakage]] = {
         f"{_RETENTION}._sweep", "if segment.end <= upto]", "if False]", store_days
     ),
     "files removed before the checkpoint": Breakage(
-        f"{_RETENTION}._sweep", "if not await self._save():", "if False:", store_days
+        f"{_RETENTION}._sweep", "if not await self._save() or", "if False and", store_days
     ),
     "a queue that begins in front of its log": Breakage(
         f"{_RETENTION}._sweep", "queue.min_offset = max(queue.min_offset, floor)", "None", store_days
@@ -667,7 +667,7 @@ FOUND: Final[dict[str, int]] = {
     "retention forgets the hours of a topic": 2,
     "retention removes a segment that a queue stands in": 2,
     "retention that never removes a segment": 13,
-    "files removed before the checkpoint": 5,
+    "files removed before the checkpoint": 8,
     "a queue that begins in front of its log": 2,
     "compaction takes the first message that stays": 2,
     "compaction mistakes a queue for another": 2,

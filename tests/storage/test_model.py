@@ -111,6 +111,12 @@ class StoreAndDict(RuleBasedStateMachine):
             del self.stored[key]
 
     @rule()
+    def sweep(self) -> None:
+        """What deleted topics left goes, and nothing else."""
+        self.settle()
+        self.loop.run_until_complete(self.store.retention.sweep())
+
+    @rule()
     def restart(self) -> None:
         self.loop.run_until_complete(self.store.close())
         self.settle()
