@@ -19,7 +19,7 @@ from aiorocket.broker.copies import Copy, store_copy, where_read
 from aiorocket.errors import RocketError, StoreError, StoreFullError, UsageError
 from aiorocket.runtime.deadlines import DeadlineDriver
 from aiorocket.runtime.turns import Turns
-from aiorocket.storage.results import PutResult, PutStatus, StoreBusyError
+from aiorocket.storage.results import PutResult, PutStatus, StoreBusyError, TopicGoingError
 from aiorocket_protocol import ProtocolError, RecordView
 
 if TYPE_CHECKING:
@@ -214,7 +214,8 @@ class DueDelivery(ABC, Generic[S]):
         try:
             store_copy(self._store, where_read(self._topics, copy), done)
         except StoreError as error:
-            self._refused = isinstance(error, StoreBusyError | StoreFullError)
+            alone = isinstance(error, TopicGoingError)
+            self._refused = isinstance(error, StoreBusyError | StoreFullError) and not alone
             self._failed(first, second)
         except (RocketError, ProtocolError) as error:
             self._give_up(first, second, error)

@@ -18,12 +18,17 @@ __all__ = (
     "Recovery",
     "StoreBrokenError",
     "StoreBusyError",
+    "TopicGoingError",
 )
 
 
 class StoreBusyError(StoreError):
     """More bytes wait for the disk than ``StoreConfig.max_pending`` allows; nothing was stored, trying again later is
     right."""
+
+
+class TopicGoingError(StoreBusyError):
+    """The topic is being deleted; whatever is for another is taken."""
 
 
 class StoreBrokenError(StoreError):

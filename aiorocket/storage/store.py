@@ -34,7 +34,7 @@ from aiorocket.storage.mending import Mending
 from aiorocket.storage.opening import Opened, open_files
 from aiorocket.storage.queue_recovery import WRITE_OUT, Codes
 from aiorocket.storage.reader import Reader
-from aiorocket.storage.results import Damage, PutResult, PutStatus, ReadResult, Recovery, StoreBusyError
+from aiorocket.storage.results import Damage, PutResult, PutStatus, ReadResult, Recovery, TopicGoingError
 from aiorocket.storage.retention import Retention
 from aiorocket.storage.scrub import Scrub
 from aiorocket.storage.tail_cache import TailCache
@@ -346,7 +346,7 @@ class MessageStore:
 
     def _new_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         if topic in self._behind.deleting:
-            raise StoreBusyError(f"topic {topic} is being deleted; try again in a moment")
+            raise TopicGoingError(f"topic {topic} is being deleted; try again in a moment")
         queue = ConsumeQueue(queue_directory(self._queue_directory, topic, queue_id), topic, queue_id)
         self._queues[topic, queue_id] = queue
         return queue
@@ -482,7 +482,7 @@ class MessageStore:
         """Forget their queues at once; retention gives the space of their records back. One made again starts at 0.
 
         The future ends when that is durable, which comes behind ``behind``, and the files are gone. Until then appends
-        to a topic raise StoreBusyError. Nobody has to await it: ``close`` does, and an OSError also reaches the loop's
+        to a topic raise TopicGoingError. Nobody has to await it: ``close`` does, and an OSError also reaches the loop's
         exception handler.
         """
         queues, names, ids = self._queues, dict.fromkeys(topics), range(MAX_QUEUE_ID + 1)

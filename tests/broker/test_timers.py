@@ -562,6 +562,28 @@ def test_a_recall_is_met_before_its_message_also_when_the_store_refuses_meanwhil
     simulate(main)
 
 
+@pytest.mark.parametrize("wait", ["DELAY\x011\x02", "TIMER_DELAY_SEC\x011\x02"])
+def test_a_topic_that_is_being_deleted_holds_no_other_message_up(wait: str) -> None:
+    """Whatever was due behind one for it came a second later, and again a second later while it went on."""
+
+    async def main(sim: Simulation) -> None:
+        host, broker = await started(sim, sim.env(), config())
+        peer = SimPeer(sim, broker.address)
+        await peer.send(b"now", topic="going")
+        await peer.send(b"going", topic="going", properties=wait)
+        await peer.send(b"other", properties=wait)
+        until: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        gone = broker.store.delete_topics("going", behind=until)
+        await asyncio.sleep(1.5)
+        assert await peer.drain() == [b"other"] and not gone.done()
+        until.set_result(None)
+        await gone
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
 def test_what_a_sender_writes_into_properties_stops_no_timer() -> None:
     async def main(sim: Simulation) -> None:
         env = sim.env()
