@@ -132,7 +132,7 @@ def test_parts_that_lack_a_row_are_not_written(tmp_path: Path) -> None:
 
 def test_a_step_that_splits_rows_tells_its_table_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: Any = SimpleNamespace(
-        ranges={Q0: (0, 4)}, provable=True, costly=False, read=lambda part: None, stored=lambda offsets: {},
+        ranges={Q0: (0, 4)}, provable=True, costly=False, kept=None, read=lambda part: None, stored=lambda offsets: {},
         count=lambda part, base: {Q0: QueueCount(4, 0, 3, 4)},
     )  # fmt: skip
     monkeypatch.setattr(run, "open_rows", lambda *_: given)

@@ -127,6 +127,9 @@ def proof(report: StepReport) -> list[str]:
         nothing = not report.rows_in and not report.details.get("up_to_date")
         return ["no rows: there was nothing to read, or nothing new"] if nothing else []
     expected = sum(end - begin for begin, end in ranges.values())
+    if said.startswith("all that"):  # an earlier step kept
+        kept = f"{plural(report.rows_in, 'row')}, {said.removesuffix(' these offsets')}"
+        return [f"complete: {kept} {plural(expected, 'offset')} in {plural(len(ranges), 'queue')}"]
     return [complete(expected, len(ranges))]
 
 

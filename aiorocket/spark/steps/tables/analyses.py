@@ -31,7 +31,7 @@ from aiorocket.spark.steps.functions.replay import replay
 from aiorocket.spark.steps.functions.windows import windows
 from aiorocket.spark.steps.report import ProgressCall, StepReport
 from aiorocket.spark.steps.tables.evolution import as_type, changes
-from aiorocket.spark.steps.tables.inputs import Input, open_rows
+from aiorocket.spark.steps.tables.inputs import Input, open_rows, value_type
 from aiorocket.spark.steps.tables.run import PORTION, Made, Output, add, whole
 from aiorocket.spark.steps.tables.table import Table
 from aiorocket_protocol import DLQ_PREFIX
@@ -73,16 +73,25 @@ def run_dedup(
     too, whichever of the two was stored first. ``details["dropped"]`` and ``["kept"]`` are of this run.
 
     Each portion is compared with all that the table holds, and reads as many rows as the table is made of when that is
-    more than ``max_rows``: what is compared grows with the rows, not with their square."""
+    more than ``max_rows``: what is compared grows with the rows, not with their square. Of decoded rows the column
+    ``value`` evolves as that table does."""
+    types: list[DataType] = []  # what is read, and what the table has
+
+    def opened(table: Table) -> None:
+        made = value_type(given)
+        if made is not None:
+            types.extend((made, table.evolve(spark, "rows", "value", made)))
 
     def make(df: DataFrame, table: Table | None) -> Made:
+        if types:
+            df = df.withColumn("value", as_type(F.col("value"), *types))
         earlier = None if table is None else table.rows(spark, "rows")
         return Made(df, {"rows": dedup(df, by, key=key, earlier=earlier)})
 
     settings = {"by": by, "key": key}
     report = add(
-        "dedup", spark, given, output, settings, make, splits=False, grows=True, max_rows=max_rows, stop=stop,
-        on_progress=on_progress,
+        "dedup", spark, given, output, settings, make, splits=False, grows=True, opened=opened, max_rows=max_rows,
+        stop=stop, on_progress=on_progress,
     )  # fmt: skip
     return _with(report, kept=report.rows_out, dropped=report.rows_in - report.rows_out)
 

@@ -1,11 +1,12 @@
-"""What an analysing step reads: an archive or a live topic, by offsets, so that a later run goes on where one ended."""
+"""What an analysing step reads: an archive, a live topic or what an earlier step kept of one, by offsets, so that a
+later run goes on where one ended."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from aiorocket.client.pipeline.reading import unwrap, wrap
 from aiorocket.errors import UsageError
@@ -23,19 +24,25 @@ from aiorocket.spark.steps.files.last_rows import stored_at
 from aiorocket.spark.steps.files.manifest import Archive
 from aiorocket.spark.steps.proof import QueueCount, count_by_queue
 from aiorocket.spark.steps.rows import in_ranges, overlapping, parallelism, read_files
+from aiorocket.spark.steps.tables.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType
 
-__all__ = ("Input", "Rows", "look", "open_rows")
+__all__ = ("KEPT", "Input", "Kept", "Rows", "look", "open_rows", "value_type")
 
 Ranges = Mapping[Queue, tuple[int, int]]
+
+#: The steps whose tables a further step can read, each with the part that has its rows.
+KEPT = {"decode": "decoded", "dedup": "rows"}
 
 
 @dataclass(frozen=True)
 class Input:
     """An archive (``archive``, of it ``topics`` when given), or ``topic`` (several with commas between) at
-    ``name_server``. ``since`` and ``until`` select by store time, ``options`` are those of the source."""
+    ``name_server``, or the rows that decode or dedup kept in the folder ``table``, all of them. ``since`` and ``until``
+    select by store time, ``options`` are those of the source."""
 
     archive: str | None = None
     topics: tuple[str, ...] | None = None
@@ -44,10 +51,13 @@ class Input:
     since: datetime | None = None
     until: datetime | None = None
     options: Mapping[str, str] = field(default_factory=dict)
+    table: str | None = None
 
     def __post_init__(self) -> None:
-        if (self.archive is None) == (self.topic is None):
-            raise UsageError("a step reads an archive or a topic: give one of the two")
+        if sum(each is not None for each in (self.archive, self.topic, self.table)) != 1:
+            raise UsageError("a step reads an archive, a topic or a table: give one of the three")
+        if self.table is not None and (self.topics is not None or self.since is not None or self.until is not None):
+            raise UsageError(f"table {self.table}: a step reads all of it, without topics, since and until")
         if self.topic is not None and self.name_server is None:
             raise UsageError(f"topic {self.topic}: reading it needs a name server")
         for name, at in (("since", self.since), ("until", self.until)):
@@ -55,23 +65,30 @@ class Input:
                 raise UsageError(f"{name}={at.isoformat()} has no time zone: give it one, for instance tzinfo=UTC")
 
     def columns(self) -> tuple[str, ...]:
-        """Those of its rows, without a session. UsageError where no archive is, and for options that the source
-        refuses."""
+        """Those of its rows, without a session. UsageError where no archive or table is, and for options that the
+        source refuses; none of a table that nothing was written to."""
         if self.archive is not None:
             return Archive.open(self.archive).columns
+        if self.table is not None:
+            schema = _table(self.table).schema_of(_part(self.table))
+            return () if schema is None else tuple(schema.names)
         text = {**self.options, "nameServer": self.name_server or "", "topic": self.topic or ""}
         return selected_columns(SourceOptions.parse(text))
 
     def look(self) -> None:
         """Asks, without a session, for what ``open_rows`` would not find: the topics, and somebody who answers."""
-        if self.archive is None:
-            text = {**self.options, "nameServer": self.name_server or "", "topic": self.topic or ""}
+        if self.topic is not None:
+            text = {**self.options, "nameServer": self.name_server or "", "topic": self.topic}
             call(look, SourceOptions.parse(text))
-        elif self.topics is not None:
+        elif self.archive is not None and self.topics is not None:
             Archive.open(self.archive).snapshot().check_topics(self.topics)
 
     def settings(self) -> dict[str, object]:
-        """What a table made of this must not be mixed with: another source or another selection of rows."""
+        """What a table made of this must not be mixed with: another source or another selection of rows. Of a table
+        that was removed and made anew nobody knows whether it kept the same rows."""
+        if self.table is not None:
+            table = _table(self.table)
+            return {"table": f"{table.step} {table.id}"}
         return {
             "archive": None if self.archive is None else Folder(self.archive).location,
             "topics": None if self.topics is None else sorted(self.topics),
@@ -79,6 +96,14 @@ class Input:
             "until": None if self.until is None else self.until.isoformat(),
             "filters": {name: self.options[name] for name in sorted(self.options) if name in ("tags", "sqlFilter")},
         }  # fmt: skip
+
+
+class Kept(NamedTuple):
+    """Of which step rows are, how many its records name, and what lacked in each queue when it read."""
+
+    step: str
+    rows: int
+    missing: Mapping[Queue, int]
 
 
 class Rows(Protocol):
@@ -89,6 +114,8 @@ class Rows(Protocol):
     provable: bool
     #: Whether reading twice means asking the brokers twice.
     costly: bool
+    #: What an earlier step kept, of some of the offsets.
+    kept: Kept | None = None
 
     def read(self, ranges: Sequence[QueueRange]) -> DataFrame:
         """The rows of these parts of ``ranges``."""
@@ -102,8 +129,10 @@ class Rows(Protocol):
 
 
 def open_rows(spark: SparkSession, given: Input) -> Rows:
-    """Looks up what there is to read now. UsageError where no archive is, TopicNotFoundError for a topic that is not
-    there, and what the options of the source may raise."""
+    """Looks up what there is to read now. UsageError where no archive or table is, TopicNotFoundError for a topic that
+    is not there, and what the options of the source may raise."""
+    if given.table is not None:
+        return _Kept(spark, given.table)
     return _Archived(spark, given) if given.archive is not None else _Live(spark, given)
 
 
@@ -138,6 +167,54 @@ class _Archived(Rows):
 
     def stored(self, offsets: Mapping[Queue, int]) -> dict[Queue, int]:
         return {}
+
+
+class _Kept(Rows):
+    """As it is now: what comes to the table meanwhile is for the next run. Some offsets of ``ranges`` have no row,
+    since the step put them elsewhere, so not each is looked for: all rows together have to be as many as the records
+    name."""
+
+    costly = provable = False
+
+    def __init__(self, spark: SparkSession, path: str) -> None:
+        self._spark = spark
+        self._table, self._part = _table(path), _part(path)
+        self._snapshot = self._table.snapshot()
+        self.ranges = self._snapshot.ranges
+        self.kept = Kept(self._table.step, self._snapshot.rows(self._part), self._snapshot.missing)
+
+    def read(self, ranges: Sequence[QueueRange]) -> DataFrame:
+        df = self._table.rows(self._spark, self._part, self._snapshot)
+        if df is None:
+            raise UsageError(f"{self._table.folder.location}: nothing was written there yet")
+        if {each.queue: (each.begin, each.end) for each in ranges} == self.ranges:
+            return df
+        return in_ranges(df, ranges).select(*df.columns)
+
+    def count(self, ranges: Sequence[QueueRange], rows: DataFrame) -> Mapping[Queue, QueueCount]:
+        return count_by_queue(rows)
+
+    def stored(self, offsets: Mapping[Queue, int]) -> dict[Queue, int]:
+        return {}  # the step has compared it
+
+
+def _table(path: str) -> Table:
+    """UsageError where none is that a step can read."""
+    table = Table.there(path)
+    if table is None:
+        raise UsageError(f"{path}: there is no table of a step")
+    if table.step not in KEPT:
+        raise UsageError(f"{path}: the table of {table.step} has no rows of messages; those of {', '.join(KEPT)} have")
+    return table
+
+
+def value_type(given: Input) -> DataType | None:
+    """The type of ``value``, where the input is a table of decoded rows."""
+    return None if given.table is None else _table(given.table).type_of(_part(given.table), "value")
+
+
+def _part(path: str) -> str:
+    return KEPT[_table(path).step]
 
 
 class _Live(Rows):

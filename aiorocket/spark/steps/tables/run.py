@@ -28,7 +28,7 @@ from aiorocket.spark.planner import QueueRange, admit
 from aiorocket.spark.steps.files.claims import claim
 from aiorocket.spark.steps.files.folder import Folder
 from aiorocket.spark.steps.files.manifest import Archive
-from aiorocket.spark.steps.proof import prove, total
+from aiorocket.spark.steps.proof import QueueCount, prove, total
 from aiorocket.spark.steps.report import Progress, ProgressCall, StepReport, waiting
 from aiorocket.spark.steps.tables.inputs import Input, Rows, open_rows
 from aiorocket.spark.steps.tables.table import Table, TableSnapshot
@@ -42,6 +42,8 @@ __all__ = ("Made", "Output", "Shown", "add", "plain", "shown", "told", "whole")
 PORTION = 500_000
 PROVED = "count = end - begin for every queue"
 UNPROVED = "none: a selection was read, and what it left out cannot be told from what is missing"
+KEPT = "all that {step} kept of these offsets"
+CUT_SHORT = "none: rows of {step} are counted when all are read, which the next run does"
 
 
 class Shown(NamedTuple):
@@ -124,11 +126,13 @@ def add(
                 base = base.persist()
             try:
                 counts = rows.count(part, base)
-                lost = prove(counts, ranges) if rows.provable else {}
+                lost = _lost(rows, counts, ranges, snapshot.missing)
                 for queue in gaps.keys() & ranges.keys():
                     lost[queue] = lost.get(queue, 0) + gaps.pop(queue)
                 missing.update({queue: missing.get(queue, 0) + count for queue, count in lost.items()})
                 read = sum(each.rows for each in counts.values())
+                if until == ends:
+                    _agree(step, rows, snapshot.rows_in + read)
                 if table:
                     stored = rows.stored(_last(ranges))
                     snapshot = table.write(made.parts, ranges, read, lost, stored, splits=splits)
@@ -152,7 +156,7 @@ def add(
         missing.update(gaps)  # of queues that have nothing new
         done_ranges = {queue: (first[queue], begins[queue]) for queue in ends if begins[queue] > first[queue]}
         details: dict[str, object] = {
-            "proof": PROVED if rows.provable else UNPROVED,
+            "proof": _proof(rows, all_of_it=begins == ends),
             "wrote": made_rows,
             "parts": {name: snapshot.rows(name) for name in sorted({file.part for file in snapshot.files})},
             "tables": shows,
@@ -193,6 +197,8 @@ def whole(
         fresh = always or table is None or snapshot.last < 0 or dict(snapshot.ranges) != ranges
         # A topic that was made anew may be as long by now as the one before it.
         fresh = fresh or rows.stored(_last(ranges)) != snapshot.stored
+        # Of an earlier step that has written nothing yet nobody knows the columns.
+        fresh = fresh and (rows.kept is None or bool(ranges))
         missing: dict[Queue, int] = {}
         shows: dict[str, Shown] = {}
         rows_in = snapshot.rows_in
@@ -207,8 +213,8 @@ def whole(
             try:
                 counts = rows.count(part, df)
                 rows_in = sum(each.rows for each in counts.values())
-                if rows.provable:
-                    missing = prove(counts, ranges)
+                missing = _lost(rows, counts, ranges, {})
+                _agree(step, rows, rows_in)
                 _tell(on_progress, step, goal, goal, f"{rows_in:,} rows read; computing")
                 parts = make(df)
                 if table:
@@ -226,7 +232,7 @@ def whole(
             shows = _kept_shows(spark, table, output.show)
         wrote = {name: snapshot.rows(name) for name in sorted({file.part for file in snapshot.files})}
         details: dict[str, object] = {
-            "proof": PROVED if rows.provable else UNPROVED,
+            "proof": _proof(rows),
             "parts": wrote,
             "tables": shows,
             "table": output.path,
@@ -321,6 +327,34 @@ def _begins(rows: Rows, snapshot: TableSnapshot, given: Input) -> tuple[dict[Que
                 "topic was made anew, another broker has this name, or it lost its last messages. Use another folder"
             )
     return begins, gaps
+
+
+def _lost(
+    rows: Rows,
+    counts: Mapping[Queue, QueueCount],
+    ranges: Mapping[Queue, tuple[int, int]],
+    before: Mapping[Queue, int],
+) -> dict[Queue, int]:
+    """What lacks in ``ranges``. Of an earlier step's rows it is what lacked then, but for what is in ``before``."""
+    if rows.kept is None:
+        return prove(counts, ranges) if rows.provable else {}
+    lost = {queue: rows.kept.missing.get(queue, 0) - before.get(queue, 0) for queue in ranges}
+    return {queue: count for queue, count in lost.items() if count > 0}
+
+
+def _agree(step: str, rows: Rows, read: int) -> None:
+    """UsageError unless as many rows were read, in all runs together, as the earlier step's records name."""
+    if rows.kept is not None and read != rows.kept.rows:
+        raise UsageError(
+            f"{step}: {read} rows of {rows.kept.step} were read, and its records name {rows.kept.rows}: they must be "
+            "as many. Remove the folder of this step, and the next run makes it anew"
+        )
+
+
+def _proof(rows: Rows, *, all_of_it: bool = True) -> str:
+    if rows.kept is not None:
+        return (KEPT if all_of_it else CUT_SHORT).format(step=rows.kept.step)
+    return PROVED if rows.provable else UNPROVED
 
 
 def _last(ranges: Mapping[Queue, tuple[int, int]]) -> dict[Queue, int]:

@@ -30,7 +30,7 @@ from aiorocket.spark.steps.files.iceberg_parts import iceberg_part, sync_iceberg
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
-    from pyspark.sql.types import DataType
+    from pyspark.sql.types import DataType, StructType
 
 __all__ = ("Table", "TableFile", "TableSnapshot")
 
@@ -159,9 +159,9 @@ class Table:
                     raise
                 # A newer record has come to stand for the ones that were listed.
 
-    def rows(self, spark: SparkSession, part: str) -> DataFrame | None:
-        """The rows of ``part`` that records name, None when nothing was ever written of it."""
-        files = [file for file in self.snapshot().files if file.part == part]
+    def rows(self, spark: SparkSession, part: str, at: TableSnapshot | None = None) -> DataFrame | None:
+        """The rows of ``part`` that records name, or named ``at`` some moment; None when nothing was written of it."""
+        files = [file for file in (at or self.snapshot()).files if file.part == part]
         return self._reader(spark, files).parquet(*self._uris(files)) if files else None
 
     def iceberg(self, part: str) -> Any:
@@ -216,7 +216,12 @@ class Table:
         return wanted
 
     def type_of(self, part: str, column: str) -> DataType | None:
-        """The type of ``column`` in ``part``, None before the first run that wrote any."""
+        """The type of ``column`` in ``part``, None where there is none, as before the first run that wrote any."""
+        schema = self.schema_of(part)
+        return schema[column].dataType if schema is not None and column in schema.names else None
+
+    def schema_of(self, part: str) -> StructType | None:
+        """The columns of ``part``, None before the first run that wrote any."""
         from pyspark.sql.types import StructType
 
         files = [file for file in self.snapshot().files if file.part == part]
@@ -225,7 +230,7 @@ class Table:
         self.folder.need(files[-1:])
         with self.folder.filesystem.open_input_file(self.folder.full(files[-1].path)) as stream:
             told = pq.ParquetFile(stream).schema_arrow.metadata[_SCHEMA]
-        return StructType.fromJson(json.loads(told))[column].dataType
+        return StructType.fromJson(json.loads(told))
 
     def compact(self, spark: SparkSession, target_bytes: int, keep: float) -> TableSnapshot:
         """Writes the files of a part that are below half of ``target_bytes`` anew, where there are two or more: the
@@ -460,8 +465,13 @@ def _strict(settings: Mapping[str, Any], evolves: Sequence[str]) -> dict[str, An
 
 
 def _difference(name: str, found: Any, asked: Any) -> str:
-    if isinstance(found, dict) and isinstance(asked, dict):
-        different = sorted(key for key in found.keys() | asked.keys() if found.get(key) != asked.get(key))
-        name = different[0]
-        found, asked = found.get(name), asked.get(name)
-    return f"{name}={found!r}, now {name}={asked!r} is asked for"
+    if not isinstance(found, dict) or not isinstance(asked, dict):
+        found, asked = {name: found}, {name: asked}
+    different = sorted(key for key in found.keys() | asked.keys() if found.get(key) != asked.get(key))
+    return f"{_said(found, different)}, now {_said(asked, different)} is asked for"
+
+
+def _said(settings: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Those of ``names`` that have a value, or all of them where none has."""
+    given = [name for name in names if settings.get(name) is not None]
+    return ", ".join(f"{name}={settings.get(name)!r}" for name in given or names)
