@@ -67,8 +67,10 @@ keep = 0
 using = "json"
 schema = "id BIGINT NOT NULL, amount DOUBLE"
 [dedup]
+from = "decode"
 by = "key"
 [windows]
+from = "dedup"
 every = "1 hour"
 time = "storeTimestamp"
 by = ["topic"]
@@ -259,7 +261,8 @@ def live_through(
 
 
 def _proved(broker: Standalone, place: Path, traffic: Traffic) -> dict[str, Any]:
-    """Each message that the broker has is archived, decoded or quarantined, and counted once; each key kept once."""
+    """Each message that the broker has is archived, and decoded or quarantined, once; each key that was decoded is
+    kept and counted once."""
     there = {(view.queue_id, view.queue_offset): view for view in stored(broker.nameserver, _TOPIC)}
     lost = [each for each in traffic.acknowledged if (each[0], each[1]) not in there]
     assert not lost, f"the broker lost {len(lost)} acknowledged messages"
@@ -280,9 +283,10 @@ def _proved(broker: Standalone, place: Path, traffic: Traffic) -> dict[str, Any]
     broken = sum(not view.body.endswith(b"}") for view in there.values())
     assert decode.snapshot().rows("quarantine") == broken
     keys = Counter(_rows(dedup, "rows", ["keys"])["keys"].to_pylist())
-    assert set(keys.values()) == {1} and set(keys) == {f"order-{number}" for number in range(traffic.orders)}
+    assert set(keys.values()) == {1}
+    assert set(keys) == {f"order-{number}" for number in range(traffic.orders) if number % 100 != 99}
     counted = pc.sum(_rows(windows, "windows", ["rows"])["rows"]).as_py()
-    assert counted == len(there), f"{counted} in windows of {len(there)}"
+    assert counted == len(keys), f"{counted} in windows of {len(keys)}"
     return {
         "orders": traffic.orders, "messages": len(there), "failed_sends": traffic.failures, "quarantined": broken,
         "hours": len(hours), "files": len(snapshot.files), "lost": 0, "twice": 0,

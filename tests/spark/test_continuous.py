@@ -213,7 +213,7 @@ def test_rows_of_a_round_before_are_not_counted_again(tmp_path: Path, monkeypatc
     ("change", "said"),
     [
         (lambda text: text.replace("[windows]", "[window]"), "window is none of attempts, compact, "),
-        (lambda text: text.replace('by = "key"', 'bye = "key"'), "dedup.bye is none of by, key, pause$"),
+        (lambda text: text.replace('by = "key"', 'bye = "key"'), "dedup.bye is none of by, from, key, pause$"),
         (lambda text: text.replace('by = "key"', 'by = "keys"'), "dedup.by = 'keys' is none of id, key, spark_txn$"),
         (lambda text: text.replace("pause = 0.0", "pause = -1"), r"pause = -1\.0: 0 or more"),
         (lambda text: text.replace("order.ddl", "none.ddl"), "there is no file .*none.ddl"),

@@ -67,6 +67,7 @@ class Compact(_Table, frozen=True, kw_only=True):
 class Decode(_Table, frozen=True, kw_only=True):
     """Arguments of ``decode``; ``schema_file`` (beside the pipeline's file) in place of ``schema``."""
 
+    reads: Literal["archive", "dedup"] = msgspec.field(default="archive", name="from")
     using: Literal["json", "variant", "text", "avro", "protobuf"] = "json"
     schema: str | None = None
     schema_file: str | None = None
@@ -79,13 +80,15 @@ class Decode(_Table, frozen=True, kw_only=True):
 class Dedup(_Table, frozen=True, kw_only=True):
     """Arguments of ``dedup``."""
 
+    reads: Literal["archive", "decode"] = msgspec.field(default="archive", name="from")
     by: Literal["id", "key", "spark_txn"] = "id"
     key: str | None = None
 
 
 class Windows(_Table, frozen=True, kw_only=True):
-    """Arguments of ``windows``. They are made anew over all of the archive: give a long ``pause``."""
+    """Arguments of ``windows``. They are made anew over all that it reads: give a long ``pause``."""
 
+    reads: Literal["archive", "decode", "dedup"] = msgspec.field(default="archive", name="from")
     every: str = "1 minute"
     slide: str | None = None
     by: tuple[str, ...] = ("topic",)
@@ -95,7 +98,8 @@ class Windows(_Table, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The file. ``topic`` goes to ``path``/archive; a step that has a table in the file goes to ``path`` and its name.
+    """The file. ``topic`` goes to ``path``/archive; a step that has a table in the file goes to ``path`` and its name,
+    and reads the archive, or with ``from`` what the step of that name kept.
     ``pause`` seconds lie between rounds, ``attempts`` rounds may fail in a row (0: any number), ``stalled`` seconds
     without a round that ended well are unhealthy. ``options`` are the source's, ``spark`` the session's."""
 
@@ -134,6 +138,10 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
                 f"{path}: compact: target_mb = {kept.target_mb}: 1 or more; keep = {kept.keep:g}: 0 or more"
             )
         step = plan.decode
+        try:
+            plan.sources()
+        except ValueError as error:
+            raise ConfigError(f"{path}: {error}") from None
         if step is not None and step.schema_file is not None:
             if step.schema is not None:
                 raise ConfigError(f"{path}: decode: schema and schema_file: give one")
@@ -142,6 +150,22 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
                 raise ConfigError(f"{path}: decode.schema_file: there is no file {beside}")
             plan = msgspec.structs.replace(plan, decode=msgspec.structs.replace(step, schema_file=str(beside)))
         return plan
+
+    def sources(self) -> dict[str, str]:
+        """What each step of the file reads, in the order in which they run: a step behind the one it reads. ValueError
+        where there is no such step, or where two read one another."""
+        steps = {name: step for name in ("decode", "dedup", "windows") if (step := getattr(self, name)) is not None}
+        found: dict[str, str] = {}
+        while left := {name: step.reads for name, step in steps.items() if name not in found}:
+            ready = [name for name, reads in left.items() if reads == ARCHIVE or reads in found]
+            for name, reads in left.items():
+                if reads != ARCHIVE and reads not in steps:
+                    raise ValueError(f"{name}.from = {reads!r}: there is no [{reads}] in the file")
+            if not ready:
+                circle = [name for name, reads in left.items() if left.get(reads) == name]
+                raise ValueError(f"{' and '.join(circle)} read one another: one of them needs from = {ARCHIVE!r}")
+            found[ready[0]] = left[ready[0]]
+        return found
 
     def check(self, name_server: str, options: Mapping[str, str] | None = None) -> None:
         """UsageError for options that the source would refuse, for lengths of time that are none and for names of no
@@ -152,8 +176,11 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         if source.max_offsets_per_trigger is not None:
             raise UsageError(f"options.maxOffsetsPerTrigger: max_rows = {self.max_rows} says how large a batch may be")
         if self.windows is not None:
+            columns = selected_columns(source)
+            if self._decoded("windows"):
+                columns = (*columns, "value")
             try:
-                check_windows(selected_columns(source), **_arguments(self.windows))
+                check_windows(columns, **_arguments(self.windows))
             except UsageError as error:
                 raise UsageError(f"windows.{error}") from None
 
@@ -161,13 +188,24 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         """What only Spark can tell: each step is made of no rows. UsageError, or Spark's own, for a schema, an
         expression or a column that cannot be."""
         text = {**(options or {}), **self.options, "nameServer": "none:1", "topic": self.topic}
-        rows = spark.createDataFrame([], spark_schema(SourceOptions.parse(text)))
-        if self.decode is not None:
-            decode(rows, **_decoding(self.decode))
-        if self.dedup is not None:
-            dedup(rows, **_arguments(self.dedup))
-        if self.windows is not None:
-            windows(rows, **_arguments(self.windows))
+        made = {ARCHIVE: spark.createDataFrame([], spark_schema(SourceOptions.parse(text)))}
+        for name, reads in self.sources().items():
+            rows = made[reads]
+            if name == "decode" and self.decode is not None:
+                made[name] = decode(rows, **_decoding(self.decode)).good
+            elif name == "dedup" and self.dedup is not None:
+                made[name] = dedup(rows, **_arguments(self.dedup))
+            elif self.windows is not None:
+                windows(rows, **_arguments(self.windows))
+
+    def _decoded(self, name: str) -> bool:
+        """Whether the rows that this step reads have been through decode."""
+        sources = self.sources()
+        while name in sources:
+            name = sources[name]
+            if name == "decode":
+                return True
+        return False
 
 
 @dataclass
@@ -263,7 +301,12 @@ class Continuous:
 
     def _steps(self) -> Iterator[tuple[str, Callable[[], StepReport]]]:
         plan, spark = self._plan, self._spark
-        given = Input(archive=f"{plan.path}/{ARCHIVE}")
+        sources = plan.sources()
+
+        def given(name: str) -> Input:
+            reads = sources[name]
+            path = f"{plan.path}/{reads}"
+            return Input(archive=path) if reads == ARCHIVE else Input(table=path)
 
         def output(name: str) -> Output:
             return Output(f"{plan.path}/{name}", plan.format)
@@ -275,30 +318,31 @@ class Continuous:
                 max_rows=plan.max_rows, stop=self._stop, on_progress=self._waits, **_loose(self._options),
             ),
         )  # fmt: skip
-        if (each := plan.decode) is not None:
-            text = _decoding(each)
-            yield (
-                "decode",
-                lambda: run_decode(
-                    spark, given, output("decode"), max_rows=plan.max_rows, stop=self._stop, on_progress=self._waits,
-                    **text,
-                ),
-            )  # fmt: skip
-        if (dedup := plan.dedup) is not None:
-            yield (
-                "dedup",
-                lambda: run_dedup(
-                    spark, given, output("dedup"), max_rows=plan.max_rows, stop=self._stop, on_progress=self._waits,
-                    **_arguments(dedup),
-                ),
-            )  # fmt: skip
-        if (windows := plan.windows) is not None:
-            yield (
-                "windows",
-                lambda: run_windows(
-                    spark, given, output("windows"), stop=self._stop, on_progress=self._waits, **_arguments(windows)
-                ),
-            )  # fmt: skip
+        for name in sources:
+            if name == "decode" and (decode := plan.decode) is not None:
+                yield (
+                    name,
+                    lambda: run_decode(
+                        spark, given("decode"), output("decode"), max_rows=plan.max_rows, stop=self._stop,
+                        on_progress=self._waits, **_decoding(decode),
+                    ),
+                )  # fmt: skip
+            elif name == "dedup" and (dedup := plan.dedup) is not None:
+                yield (
+                    name,
+                    lambda: run_dedup(
+                        spark, given("dedup"), output("dedup"), max_rows=plan.max_rows, stop=self._stop,
+                        on_progress=self._waits, **_arguments(dedup),
+                    ),
+                )  # fmt: skip
+            elif (windows := plan.windows) is not None:
+                yield (
+                    name,
+                    lambda: run_windows(
+                        spark, given("windows"), output("windows"), stop=self._stop, on_progress=self._waits,
+                        **_arguments(windows),
+                    ),
+                )  # fmt: skip
         # Last: where it fails, for want of disk say, the others have gone on.
         if (compacting := plan.compact) is not None:
             yield "compact", lambda: self._compact(compacting)
@@ -356,7 +400,8 @@ class Continuous:
 
 def _check_names(found: Mapping[str, Any], kind: type[msgspec.Struct], table: str) -> None:
     """ValueError for a name or a word that is none of those there are, and all of them, as msgspec does not."""
-    hints = get_type_hints(kind)
+    typed = get_type_hints(kind)
+    hints = {each.encode_name: typed[each.name] for each in msgspec.structs.fields(kind)}
     for name, value in found.items():
         if name not in hints:
             raise ValueError(f"{table}{name} is none of {', '.join(sorted(hints))}")
@@ -369,7 +414,7 @@ def _check_names(found: Mapping[str, Any], kind: type[msgspec.Struct], table: st
 
 def _arguments(step: _Table, *without: str) -> dict[str, Any]:
     found = msgspec.structs.asdict(step)
-    return {name: value for name, value in found.items() if name not in ("pause", *without)}
+    return {name: value for name, value in found.items() if name not in ("pause", "reads", *without)}
 
 
 def _decoding(step: Decode) -> dict[str, Any]:
