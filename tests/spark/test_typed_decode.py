@@ -5,29 +5,41 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import fastavro
 import msgspec
+import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
+from pydantic import BaseModel
 from pyspark.sql import SparkSession
 
+from aiorocket.cli.main import cli
 from aiorocket.client.core.typed_body import decoder
 from aiorocket.errors import BodyError, UsageError
+from aiorocket.model import Queue
 from aiorocket.spark.failures import explain
 from aiorocket.spark.steps.functions.avro import AvroReader
 from aiorocket.spark.steps.functions.decode import decode
 from aiorocket.spark.steps.functions.protobuf import ProtobufReader
 from aiorocket.spark.steps.functions.registry import RegistryError, SchemaRegistry
 from aiorocket.spark.steps.functions.typed import TypedReader
+from aiorocket.spark.steps.tables.analyses import run_decode
+from aiorocket.spark.steps.tables.inputs import Input
+from aiorocket.spark.steps.tables.run import Output
+from aiorocket.spark.steps.tables.table import Table
+from tests.spark import lakes
 from tests.spark.row_frames import frame, row
 
 OLD = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "int"}]}
@@ -305,3 +317,87 @@ def test_arguments_that_cannot_be_meant(spark: SparkSession) -> None:
     ):
         with pytest.raises(UsageError, match=said):
             decode(rows, **options)
+
+
+class Price(TypedDict):
+    id: int
+    price: NotRequired[float]
+
+
+class Model(BaseModel):
+    id: int
+
+
+@pytest.mark.spark_long
+def test_a_type_by_its_name_at_the_command_line_and_in_a_pipeline(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The workers import it, as each executor has to."""
+    bodies = [b'{"id":1,"price":2.5}', b'{"id":"x"}', b'{"id":2}']
+    monkeypatch.setattr(lakes, "rows_of", with_bodies(bodies))
+    lakes.add(lakes.make(tmp_path / "archive"), {Queue("orders", "broker-a", 0): range(3)})
+    for using, schema in (("Price", None), ("Model", "id BIGINT")):
+        name, out = f"{__name__}:{using}", tmp_path / using
+        more = ["--schema", schema] if schema else []
+        command = ["lake", "decode", "--archive", str(tmp_path / "archive"), "--out", str(out), "--using", name, *more]
+        done = CliRunner().invoke(cli, [*command, "--json"])
+        assert done.exit_code == 0, done.output
+        with pytest.raises(BodyError) as service:
+            decoder(globals()[using])(OfAMessage(bodies[1]))
+        table = Table.there(str(out))
+        assert table is not None and table.settings["using"] == name
+        good, bad = table.rows(spark, "decoded"), table.rows(spark, "quarantine")
+        assert good is not None and bad is not None
+        assert [row["reason"] for row in bad.collect()] == [str(service.value)]
+        assert sorted(row["value"]["id"] for row in good.collect()) == [1, 2]
+        # A type is its name to the table; another one makes another table.
+        report = run_decode(spark, Input(archive=str(tmp_path / "archive")), Output(str(out)), using=globals()[using],
+                            schema=schema)  # fmt: skip
+        assert report.details["up_to_date"]
+    (tmp_path / "p.toml").write_text(f'topic="t"\npath="{tmp_path}"\n[decode]\nusing="{__name__}:Model"')
+    refused = CliRunner().invoke(cli, ["lake", "run", str(tmp_path / "p.toml"), "--check"])
+    assert refused.exit_code == 1 and "Model is a model of pydantic: give schema=" in refused.stderr
+    # The driver has it, the executors do not.
+    (tmp_path / "only_here.py").write_text("from dataclasses import dataclass\n@dataclass\nclass Order:\n    id: int\n")
+    with monkeypatch.context() as here, pytest.raises(Exception, match="UsageError") as caught:
+        here.syspath_prepend(tmp_path)
+        decode(frame(spark, [row(0, body=b"{}")]), "only_here:Order").rows.collect()
+    assert explain(caught.value).endswith("name its folder in PYTHONPATH")
+
+
+def with_bodies(bodies: list[bytes]) -> Any:
+    made = lakes.rows_of
+
+    def rows_of(queue: Queue, offsets: Any, *more: Any) -> Any:
+        rows = made(queue, offsets, *more)
+        return rows.set_column(rows.schema.get_field_index("body"), rows.schema.field("body"), pa.array(bodies))
+
+    return rows_of
+
+
+@pytest.mark.parametrize(
+    ("using", "said"),
+    [
+        (
+            "no_such:Order",
+            "using='no_such:Order' cannot be imported: ModuleNotFoundError: No module named 'no_such'. The driver",
+        ),
+        (f"{__name__}:Order.x", "cannot be imported: AttributeError: .*'x'"),
+        (f"{__name__}:OLD", "is {'type': 'record'.*: a type or a function is needed"),
+        (":Order", "cannot be imported: ValueError: Empty module name"),
+        ("jsn", "'jsn' is not one of json, variant, text, avro, protobuf, and no MODULE:TYPE either"),
+    ],
+)
+def test_a_name_of_no_type_is_told_before_spark_starts(tmp_path: Path, using: str, said: str) -> None:
+    lakes.make(tmp_path / "archive")
+    done = CliRunner().invoke(cli, ["lake", "decode", "--archive", str(tmp_path / "archive"), "--using", using])
+    assert done.exit_code == (2 if using == "jsn" else 1) and re.search(said, " ".join(done.stderr.split())), (
+        done.stderr
+    )
+    assert "starting Spark" not in done.stderr
+    (tmp_path / "p.toml").write_text(f'topic="t"\npath="{tmp_path}"\n[decode]\nusing="{using}"')
+    refused = CliRunner().invoke(cli, ["lake", "run", str(tmp_path / "p.toml"), "--check"])
+    assert refused.exit_code == 1 and re.search(
+        said.replace("MODULE:TYPE", "module:type").replace("not one", "none"), refused.stderr
+    )
+    assert "starting Spark" not in refused.stderr

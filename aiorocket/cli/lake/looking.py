@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aiorocket.cli.lake.options import input_options, make_input, output_options, report_options, spark_options
-from aiorocket.cli.lake.running import HTML, Interrupts, check_extras, run_step
+from aiorocket.cli.lake.running import HTML, Interrupts, check_extras, run_step, told_in_a_line
 from aiorocket.cli.options import BadInputError
 from aiorocket.cli.server_options import check_place
 from aiorocket.errors import RocketError
@@ -39,6 +39,13 @@ _approximate_option = click.option(
     "--approximate", is_flag=True, help="Percentiles that need less memory, off by 1 place in 10,000."
 )
 _AGAIN = "the next run begins with what is not written yet"
+_FORMATS = ("json", "variant", "text", "avro", "protobuf")
+
+
+def _read_using(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
+    if value not in _FORMATS and ":" not in value:
+        raise click.BadParameter(f"{value!r} is not one of {', '.join(_FORMATS)}, and no MODULE:TYPE either")
+    return value
 
 
 @click.command()
@@ -86,16 +93,18 @@ def dedup(
 @input_options
 @click.option(
     "--using",
-    type=click.Choice(["json", "variant", "text", "avro", "protobuf"]),
+    metavar=f"[{'|'.join(_FORMATS)}|MODULE:TYPE]",
+    callback=_read_using,
     default="json",
     show_default=True,
-    help="What bodies are.",
+    help="What bodies are. MODULE:TYPE is the type of a service's listener, such as shop.models:Order; what that "
+    "service cannot read is quarantined for the same reason.",
 )
 @click.option(
     "--schema",
     metavar="TEXT|@FILE",
-    help="For json: DDL such as 'id LONG NOT NULL, price DOUBLE'. For avro: its JSON. For protobuf: @FILE of protoc's "
-    "--descriptor_set_out. @FILE reads it from there.",
+    help="For json: DDL such as 'id LONG NOT NULL, price DOUBLE'; for a model of pydantic too. For avro: its JSON. For "
+    "protobuf: @FILE of protoc's --descriptor_set_out. @FILE reads it from there.",
 )
 @click.option("--message", metavar="NAME", help="For protobuf: the message, such as shop.Order.")
 @click.option(
@@ -144,6 +153,11 @@ def decode(
     if using != "avro":
         registry = None  # of the environment
     given = make_input(archive_path, topic, name_server, since, until, options)
+    if ":" in using:
+        with told_in_a_line():
+            from aiorocket.spark.steps.functions.typed import imported
+
+            imported(using)  # before Spark starts
 
     def work(spark: Any, tell: ProgressCall, _: Interrupts) -> StepReport:
         from aiorocket.spark.steps.tables.analyses import run_decode

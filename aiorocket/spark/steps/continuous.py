@@ -25,8 +25,9 @@ from aiorocket.spark.steps.archives.compact import compact
 from aiorocket.spark.steps.behind import behind
 from aiorocket.spark.steps.files.claims import ClaimLostError, ClaimStoppedError
 from aiorocket.spark.steps.files.manifest import ArchiveConflictError
-from aiorocket.spark.steps.functions.decode import decode
+from aiorocket.spark.steps.functions.decode import FORMATS, decode
 from aiorocket.spark.steps.functions.dedup import dedup
+from aiorocket.spark.steps.functions.typed import imported
 from aiorocket.spark.steps.functions.windows import check_windows, windows
 from aiorocket.spark.steps.report import Progress, StepReport
 from aiorocket.spark.steps.tables.analyses import run_decode, run_dedup, run_windows
@@ -68,7 +69,7 @@ class Decode(_Table, frozen=True, kw_only=True):
     """Arguments of ``decode``; ``schema_file`` (beside the pipeline's file) in place of ``schema``."""
 
     reads: Literal["archive", "dedup"] = msgspec.field(default="archive", name="from")
-    using: Literal["json", "variant", "text", "avro", "protobuf"] = "json"
+    using: str = "json"
     schema: str | None = None
     schema_file: str | None = None
     required: tuple[str, ...] = ()
@@ -138,6 +139,10 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
                 f"{path}: compact: target_mb = {kept.target_mb}: 1 or more; keep = {kept.keep:g}: 0 or more"
             )
         step = plan.decode
+        if step is not None and ":" not in step.using and step.using not in FORMATS:
+            raise ConfigError(
+                f"{path}: decode.using = {step.using!r} is none of {', '.join(FORMATS)}, and no module:type either"
+            )
         try:
             plan.sources()
         except ValueError as error:
@@ -168,13 +173,15 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return found
 
     def check(self, name_server: str, options: Mapping[str, str] | None = None) -> None:
-        """UsageError for options that the source would refuse, for lengths of time that are none and for names of no
-        column; ``options`` are those of ``Continuous``."""
+        """UsageError for options that the source would refuse, for lengths of time that are none, for names of no
+        column and for a type that cannot be imported; ``options`` are those of ``Continuous``."""
         text = {**(options or {}), **self.options, "nameServer": name_server, "topic": self.topic}
         source = SourceOptions.parse(text)
         source.for_stream()
         if source.max_offsets_per_trigger is not None:
             raise UsageError(f"options.maxOffsetsPerTrigger: max_rows = {self.max_rows} says how large a batch may be")
+        if self.decode is not None and ":" in self.decode.using:
+            imported(self.decode.using)
         if self.windows is not None:
             columns = selected_columns(source)
             if self._decoded("windows"):

@@ -33,9 +33,12 @@ from aiorocket.spark.steps.fields import need
 from aiorocket.spark.steps.functions.avro import AvroReader, spark_type
 from aiorocket.spark.steps.functions.protobuf import ProtobufReader
 from aiorocket.spark.steps.functions.registry import RegistryError, SchemaRegistry
-from aiorocket.spark.steps.functions.typed import TypedReader, is_body_type
+from aiorocket.spark.steps.functions.typed import TypedReader, imported, is_body_type
 
-__all__ = ("Decoded", "decode")
+__all__ = ("FORMATS", "Decoded", "decode")
+
+#: What bodies can be, but for types and functions.
+FORMATS = ("json", "variant", "text", "avro", "protobuf")
 
 _CORRUPT = "_aiorocket_corrupt"
 #: Spark takes {'id':1} as well, which is no JSON, and the string "NaN" for a number.
@@ -97,14 +100,19 @@ def decode(
     * ``"protobuf"``: ``schema`` is the FileDescriptorSet (bytes) that has ``message`` (``"shop.Order"``).
       ``header_bytes`` are skipped before (6 in the wire format of Confluent's registry, for a file's first message).
       Needs protobuf, also where the executors are.
-    * a dataclass, a msgspec Struct or a model of pydantic, as a listener of a service takes it: what a service would
-      give up has the reason that is in its dead letter. A model needs ``schema``, the Spark type (DDL or DataType).
+    * a dataclass, a msgspec Struct, a TypedDict or a model of pydantic, as a listener of a service takes it: what a
+      service would give up has the reason that is in its dead letter. A model needs ``schema``, the Spark type (DDL or
+      DataType). Executors import it, and aiorocket, by the names of their modules.
     * a function from the body's bytes to a value of the Spark type ``schema`` (DDL or DataType); what it raises becomes
       the reason. It is pickled: imports belong inside of it.
+    * ``"module:name"`` of such a type or function: ``"shop.models:Order"``.
 
     Works on batches and streams. UsageError for arguments that cannot be meant; a registry that does not answer fails
     the task.
     """
+    said = using
+    if isinstance(using, str) and ":" in using:
+        using = imported(using)
     need(df, "decode", column)
     for name in (into, reason):
         if name in df.columns:
@@ -135,7 +143,7 @@ def decode(
         return _python(df, proto, proto.spark_type, column, into, reason)
     if is_body_type(using):
         given = _parsed(schema) if isinstance(schema, str) else schema
-        typed = TypedReader(using, given if isinstance(given, DataType) else None)
+        typed = TypedReader(said, given if isinstance(given, DataType) else None)
         # Where it is there, a listener goes by it as well.
         kind = F.try_element_at("properties", F.lit(CONTENT_TYPE)) if "properties" in df.columns else F.lit(None)
         return _python(df, typed, typed.spark_type, column, into, reason, kind.cast("string"))

@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, is_dataclass
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any
+from importlib import import_module
+from typing import Any, is_typeddict
 
 import msgspec
 from pyspark.sql import types as T
@@ -15,7 +16,7 @@ from aiorocket.client.pipeline.bodies import decoder
 from aiorocket.errors import UsageError
 from aiorocket.spark.steps.functions.avro import fitted
 
-__all__ = ("TypedReader", "is_body_type")
+__all__ = ("TypedReader", "imported", "is_body_type")
 
 _PLAIN: dict[type[msgspec.inspect.Type], T.DataType] = {
     msgspec.inspect.BoolType: T.BooleanType(),
@@ -40,11 +41,14 @@ class _Body:
 
 class TypedReader:
     """A function from a body to a value of ``spark_type``: fields by their names in JSON, a union of several types and
-    what has no type of its own as text. It is pickled with the type. UsageError for a type that bodies are not read as,
-    or that contains itself, and for a model of pydantic without ``given``, the Spark type."""
+    what has no type of its own as text. It is pickled with the type, or with its name where ``wanted`` is one.
+    UsageError for a type that bodies are not read as, or that contains itself, and for a model of pydantic without
+    ``given``, the Spark type."""
 
     def __init__(self, wanted: Any, given: T.DataType | None = None) -> None:
         self._wanted = wanted
+        if isinstance(wanted, str):
+            wanted = imported(wanted)
         self._decode: Any = decoder(wanted)
         if given is None and hasattr(wanted, "model_validate_json"):
             raise UsageError(f"decode: {wanted.__name__} is a model of pydantic: give schema=, its Spark type")
@@ -60,10 +64,32 @@ class TypedReader:
         return fitted(msgspec.to_builtins(value, builtin_types=_KEPT, str_keys=True), self.spark_type)
 
 
+def imported(name: str) -> Any:
+    """The type, or the function from a body's bytes, that ``module:attribute`` names. UsageError where it cannot be
+    imported or is neither."""
+    module, _, attribute = name.partition(":")
+    try:
+        found: Any = import_module(module)
+        for each in attribute.split("."):
+            found = getattr(found, each)
+    except Exception as error:  # whatever a module does while it is imported
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UsageError(
+            f"decode using={name!r} cannot be imported: {said}. The driver and each executor import it: install its "
+            "package in both, or name its folder in PYTHONPATH"
+        ) from error
+    if not callable(found):
+        raise UsageError(f"decode using={name!r} is {found!r:.100}: a type or a function is needed")
+    return found
+
+
 def is_body_type(using: object) -> bool:
     """Whether it is a class that bodies are read as, and no function."""
     return isinstance(using, type) and (
-        is_dataclass(using) or issubclass(using, msgspec.Struct) or hasattr(using, "model_validate_json")
+        is_dataclass(using)
+        or issubclass(using, msgspec.Struct)
+        or is_typeddict(using)
+        or hasattr(using, "model_validate_json")
     )
 
 

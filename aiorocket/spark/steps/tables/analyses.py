@@ -101,7 +101,7 @@ def run_decode(
     given: Input,
     output: Output,
     *,
-    using: str = "json",
+    using: str | type = "json",
     schema: str | bytes | None = None,
     required: Sequence[str] = (),
     header_bytes: int = 0,
@@ -112,7 +112,8 @@ def run_decode(
     on_progress: ProgressCall | None = None,
 ) -> StepReport:
     """Parts ``decoded`` (the row and its ``value``) and ``quarantine`` (the row and the ``reason``); together they are
-    all rows. With another ``schema``, or ``required``, than the table was begun with it evolves (``evolution.py``), and
+    all rows. ``using`` as of ``decode``; of a type the table keeps the name, ``"shop.models:Order"``. With another
+    ``schema``, ``required`` or type of that name than it was begun with it evolves (``evolution.py``), and
     ``details["evolved"]`` says how, or UsageError why it cannot. ``details["reasons"]``: the quarantined rows of the
     table, or of this run without one, by reason. ``stop`` is asked before each portion; what is left then is the next
     run's."""
@@ -140,7 +141,8 @@ def run_decode(
         return Made(done.rows, {"decoded": good, "quarantine": done.quarantine})
 
     settings: dict[str, object] = {
-        "using": using, "required": list(required), "header_bytes": header_bytes,
+        "using": using if isinstance(using, str) else f"{using.__module__}:{using.__qualname__}",
+        "required": list(required), "header_bytes": header_bytes,
         "schema": f"sha256 {sha256(schema).hexdigest()}" if isinstance(schema, bytes) else schema,
     }  # fmt: skip
     if message is not None:
