@@ -176,7 +176,8 @@ class Driver:
         with self._log.open("ab") as log:
             self._from, self._page = log.tell(), None
             self._process = subprocess.Popen(
-                [*self._command, "--metrics-port", "0"], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                [*self._command, "--metrics-port", "0", "--html", str(self._log.with_suffix(".html"))],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True, env=self._env,
             )  # fmt: skip
 
@@ -257,6 +258,7 @@ def live_through(
             traffic.end()
         driver.whole_rounds(2)  # the first may have begun before the last message
         assert driver.end(signal.SIGTERM) == 0, driver.said()
+        assert "all that dedup kept of" in (place / "driver.html").read_text()
         return {"format": format, "restarts": Counter(kind for _, kind in restarts), **_proved(broker, place, traffic)}
 
 

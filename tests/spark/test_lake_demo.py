@@ -91,8 +91,13 @@ def test_counts_that_do_not_add_up_end_with_1(
         return Pipeline(20, 19, 17, 0, 16, 1, archived, decoded, {}, {}, (), None)
 
     monkeypatch.setattr("aiorocket.cli.lake.log_demo.pipeline", losing)
-    done = CliRunner().invoke(cli, ["lake", "demo", "--lines", "20", "--out", str(tmp_path / "out")])
-    assert done.exit_code == 1
+    page = tmp_path / "page.html"
+    done = CliRunner().invoke(
+        cli, ["lake", "demo", "--lines", "20", "--out", str(tmp_path / "out"), "--html", str(page)]
+    )
+    assert done.exit_code == 1 and done.stderr.endswith(f"report: {page}\n")
+    wrong = '<p class="proof bad">The counts do not add up: 20 messages are stored, 19 archived</p>'
+    assert wrong in page.read_text() and page.read_text().count("<h1>") == 3
     said = [line.partition(": ")[2] for line in done.stderr.splitlines() if line.startswith("The counts do not add up")]
     assert said == [
         "20 messages are stored, 19 archived",

@@ -8,8 +8,10 @@ from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
 
+import click
 import pytest
 
+from aiorocket.cli.lake.running import HTML, Page
 from aiorocket.model import Queue
 from aiorocket.spark.steps.functions.plots import WindowCount, draw_windows
 from aiorocket.spark.steps.page import page
@@ -67,6 +69,28 @@ def test_a_page_says_all_and_fetches_nothing(tmp_path: Path) -> None:
         assert said in seen.text, said
     assert 'class="proof bad"' in text
     assert page(StepReport("verify", 0, 0), made=MADE, configuration={}).count("<table>") == 2
+
+
+def test_a_service_has_a_page_of_the_newest_run_of_each_step(tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    with click.Context(click.Command("run")) as context:
+        Page("t to lake", {}).add(StepReport("archive", 1, 1))  # nobody asked for one
+        context.meta[HTML] = str(file)
+        made = Page("t to lake", {"topic": "t", "options": {"secretKey": "hidden"}})
+        for report in (
+            StepReport("archive", 11, 11, {QUEUE: (0, 11)}), StepReport("windows", 11, 2),
+            StepReport("archive", 12, 12, {QUEUE: (11, 23)}), StepReport("archive", 0, 0),
+            StepReport("windows", 23, 3, details={"up_to_date": True}), StepReport("decode", 0, 0),
+        ):  # fmt: skip
+            made.add(report)
+        context.meta[HTML] = str(tmp_path / "gone" / "page.html")
+        with pytest.raises(click.ClickException, match=r"page\.html: No such file"):
+            Page("t to lake", {}).add(StepReport("archive", 1, 1))
+    text = file.read_text()
+    assert re.findall(r"<h1>(\w+)</h1>", text) == ["Archive", "Windows", "Decode"]
+    assert re.findall(r"(\d+) rows read", text) == ["12", "11", "0"]
+    assert "complete: 12 rows = sum of end - begin over 1 queue" in text and "hidden" not in text
+    assert text.count("Configuration") == 1 and "<title>t to lake 20" in text
 
 
 def test_a_page_says_what_its_tables_are_and_which_are_empty() -> None:

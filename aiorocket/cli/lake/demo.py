@@ -8,7 +8,7 @@ import sys
 import click
 from click.core import ParameterSource
 
-from aiorocket.cli.lake.options import spark_options
+from aiorocket.cli.lake.options import html_option, spark_options
 from aiorocket.cli.lake.running import Interrupts, check_extras, told_in_a_line
 from aiorocket.cli.lines import LineSource
 from aiorocket.cli.terminal import INTERRUPTED
@@ -31,6 +31,7 @@ _DEFAULT_OUT = "aiorocket-lake-demo"
     help="Without FILE: lines of the log that is made up.",
 )
 @click.option("--seed", default=1, show_default=True, metavar="N", help="Without FILE: another seed, another log.")
+@html_option("The counts as one page: proof, plots, tables, configuration.")
 @spark_options
 def demo(
     file: str | None, out: str | None, data: str | None, lines: int, seed: int, master: str, conf: dict[str, str]

@@ -18,7 +18,7 @@ import click
 
 from aiorocket import Producer
 from aiorocket.cli.lake.made_up_log import made_up_log
-from aiorocket.cli.lake.running import Interrupts
+from aiorocket.cli.lake.running import Interrupts, Page
 from aiorocket.cli.lake.telling import Teller, cell, plural, proof, show_tables
 from aiorocket.cli.lines import Line, LineSource
 from aiorocket.cli.running import run
@@ -32,7 +32,7 @@ from aiorocket.spark import bridge
 from aiorocket.spark.quiet_session import session_for
 from aiorocket.spark.steps.demo import LINE, RUN, Pipeline, pipeline
 from aiorocket.spark.steps.demo.access_log import PATTERN
-from aiorocket.spark.steps.report import Progress
+from aiorocket.spark.steps.report import Progress, StepReport
 
 __all__ = ("LogDemo",)
 
@@ -172,6 +172,13 @@ class LogDemo:
                 f"archived = {done.decoded:,} decoded + {done.quarantined:,} quarantined; "
                 f"{done.decoded:,} decoded = {done.in_windows:,} in windows."
             )
+        page = Page("Access log", click.get_current_context().params)
+        page.add(done.archive)
+        page.add(done.decode)
+        said = [f"The counts do not add up: {text}" for text in wrong] or ["The counts add up."]
+        log = StepReport("log", done.decoded, done.in_windows, details={"tables": done.tables, "plots": done.plots})
+        page.add(log, said, good=not wrong)
+        page.tell()
         return 1 if wrong else 0
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = (
     "Spark",
     "format_option",
+    "html_option",
     "input_options",
     "json_option",
     "lake_nameserver",
@@ -157,11 +158,15 @@ def json_option(function: F) -> F:
 
 def report_options(function: F) -> F:
     """Of commands that end with a report; ``run_step`` writes the page."""
+    return html_option("The report as one page: proof, plots, tables, configuration.")(json_option(function))
+
+
+def html_option(text: str) -> Callable[[F], F]:
+    """The context gets the path."""
     return click.option(
         "--html", type=click.Path(dir_okay=False, writable=True), metavar="FILE", expose_value=False,
-        callback=lambda ctx, param, value: ctx.meta.__setitem__(HTML, written_file(ctx, param, value)),
-        help="The report as one page: proof, plots, tables, configuration.",
-    )(json_option(function))  # fmt: skip
+        callback=lambda ctx, param, value: ctx.meta.__setitem__(HTML, written_file(ctx, param, value)), help=text,
+    )  # fmt: skip
 
 
 def format_option(function: F) -> F:

@@ -9,9 +9,10 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import to_builtins
 
-from aiorocket.cli.lake.options import lake_nameserver, with_environment
-from aiorocket.cli.lake.running import Interrupts, check_extras, told_in_a_line
+from aiorocket.cli.lake.options import html_option, lake_nameserver, with_environment
+from aiorocket.cli.lake.running import Interrupts, Page, check_extras, told_in_a_line
 from aiorocket.cli.lake.telling import plural, proof
 from aiorocket.cli.metrics import metrics_options
 from aiorocket.cli.server_options import host_port
@@ -34,6 +35,7 @@ _PREFIX = "aiorocket_lake"
 @lake_nameserver
 @click.option("--once", is_flag=True, help="One round, for a scheduler.")
 @click.option("--check", is_flag=True, help="Say whether the file is right, and run nothing.")
+@html_option("The newest report of each step as one page, written anew behind each of them.")
 @metrics_options
 def run(file: str, name_server: str, once: bool, check: bool, metrics: tuple[str, int] | None) -> None:
     """Run a pipeline round after round: archive a topic, decode, deduplicate and count what is new.
@@ -95,7 +97,13 @@ def _run(
         click.echo(text, err=True)
         notifier.tell(f"STATUS={text}")
 
+    page = Page(f"{plan.topic} to {plan.path}", {**to_builtins(plan), "nameserver": plan.nameserver or name_server})
+
     def told(report: StepReport) -> None:
+        try:
+            page.add(report)
+        except click.ClickException as error:
+            say(error.message)  # the pipeline is more than its page
         if (report.rows_in and not report.details.get("up_to_date")) or not report.complete:
             say(in_a_line(report))
 
@@ -112,6 +120,7 @@ def _run(
                 with interrupts.working():
                     pipeline.run(once=once)
                 rows = ", ".join(f"{name} {count:,}" for name, count in pipeline.health.rows.items())
+                page.tell()
                 say(f"ended after {plural(pipeline.health.rounds, 'round')}; rows: {rows or 'none'}")
     finally:
         bridge.close()

@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -24,9 +24,10 @@ from aiorocket.cli.terminal import INTERRUPTED
 from aiorocket.runtime.clock import WallClock
 
 if TYPE_CHECKING:
+    from aiorocket.spark.steps.page import Run
     from aiorocket.spark.steps.report import ProgressCall, StepReport
 
-__all__ = ("HTML", "INSTALL", "Interrupts", "Work", "check_extras", "run_step", "told_in_a_line")
+__all__ = ("HTML", "INSTALL", "Interrupts", "Page", "Work", "check_extras", "run_step", "told_in_a_line")
 
 T = TypeVar("T")
 
@@ -182,25 +183,40 @@ def run_step(
         click.echo(json.dumps(_plain(report.as_dict()), ensure_ascii=False))
     else:
         summary(report)
-    _write_page(report)
+    page = Page(report.step, click.get_current_context().params)
+    page.add(report)
+    page.tell()
     sys.exit(1 if not report.complete or fails(report) else 0)
 
 
-def _write_page(report: StepReport) -> None:
-    context = click.get_current_context()
-    path = context.meta.get(HTML)
-    if path is None:
-        return
-    from aiorocket.spark.steps.page import page
+class Page:
+    """The file that ``--html`` asks for, if it does: made anew with each run of a step, of the newest run of each that
+    had something to do. ClickException where it cannot be written."""
 
-    made = datetime.fromtimestamp(WallClock().wall_ms() / 1000, UTC)
-    text = page(report, made=made, configuration=context.params, proof=proof(report))
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise click.ClickException(f"--html {path}: {error.strerror}") from error
-    click.echo(f"report: {path}", err=True)
+    def __init__(self, title: str, configuration: Mapping[str, object]) -> None:
+        self.path: str | None = click.get_current_context().meta.get(HTML)
+        self._title, self._configuration = title, configuration
+        self._runs: dict[str, Run] = {}
+
+    def add(self, report: StepReport, lines: Sequence[str] | None = None, *, good: bool = True) -> None:
+        """``lines`` in place of the proof, which is ``good`` or not, whatever is missing."""
+        nothing = report.complete and (not report.rows_in or report.details.get("up_to_date"))
+        if self.path is None or (nothing and report.step in self._runs):
+            return
+        from aiorocket.spark.steps.page import Run, page_of_runs
+
+        made = datetime.fromtimestamp(WallClock().wall_ms() / 1000, UTC)
+        self._runs[report.step] = Run(report, made, proof(report) if lines is None else lines, good)
+        text = page_of_runs(self._title, [*self._runs.values()], self._configuration)
+        try:
+            with open(self.path, "w", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            raise click.ClickException(f"--html {self.path}: {error.strerror}") from error
+
+    def tell(self) -> None:
+        if self.path is not None:
+            click.echo(f"report: {self.path}", err=True)
 
 
 def _plain(report: dict[str, Any]) -> dict[str, Any]:

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiorocket.spark.steps.report import StepReport
 from aiorocket.spark.steps.tables.run import plain
 
-__all__ = ("caption", "made_rows", "page", "simple")
+__all__ = ("Run", "caption", "made_rows", "page", "page_of_runs", "simple")
 
 #: Parts of the details that have a place of their own, or that only programs want.
 _ELSEWHERE = ("tables", "proof", "plots", "state")
@@ -50,15 +50,44 @@ _CAPTIONS = {
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
+class Run(NamedTuple):
+    """``proof`` are the lines that say whether rows are missing, or what else is not ``good``."""
+
+    report: StepReport
+    made: datetime
+    proof: Sequence[str] = ()
+    good: bool = True
+
+
 def page(report: StepReport, *, made: datetime, configuration: Mapping[str, object], proof: Sequence[str] = ()) -> str:
-    """``proof`` are the lines that say whether rows are missing, ``configuration`` is how the step was called; of
-    values whose names speak of secrets, and of users in addresses, nothing is shown."""
+    """``configuration`` is how the step was called; of values whose names speak of secrets, and of users in addresses,
+    nothing is shown."""
+    return page_of_runs(report.step, [Run(report, made, proof)], configuration)
+
+
+def page_of_runs(title: str, runs: Sequence[Run], configuration: Mapping[str, object]) -> str:
+    """Several runs as one page, which was made with the newest of them."""
+    parts = [part for run in runs for part in _about(run)]
+    parts.append("<h2>Configuration</h2>")
+    said = {name: value for name, value in configuration.items() if value not in (None, "", (), [], {}, False)}
+    parts.append(_table((), [(name, _open(name, value)) for name, value in sorted(said.items())]))
+    made = max(run.made for run in runs)
+    head = (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        f"<title>{escape(title)} {made:%Y-%m-%d %H:%M}</title><style>{_STYLE}</style></head><body>\n"
+    )
+    return head + "\n".join(parts) + "\n</body></html>\n"
+
+
+def _about(run: Run) -> list[str]:
+    report, made, proof, good = run
     parts = [
         f"<header><h1>{escape(report.step.capitalize())}</h1>",
-        f"<p>{made:%Y-%m-%d %H:%M:%S} UTC · {report.seconds:.1f} s · {_shown(report.rows_in)} rows read · "
-        f"{_shown(report.rows_out)} {made_rows(report)}</p></header>",
+        f"<p>{made:%Y-%m-%d %H:%M:%S} UTC · {report.seconds:.1f} s · {_did(report)}</p></header>",
     ]
-    parts += [f'<p class="proof{"" if report.complete else " bad"}">{escape(line)}</p>' for line in proof]
+    parts += [f'<p class="proof{"" if good and report.complete else " bad"}">{escape(line)}</p>' for line in proof]
     plots: Any = report.details.get("plots") or ()
     parts += [_picture(Path(each)) for each in plots]
     tables: Any = report.details.get("tables") or {}
@@ -76,16 +105,13 @@ def page(report: StepReport, *, made: datetime, configuration: Mapping[str, obje
         parts.append("<h2>Offsets</h2>")
         rows = [(*queue, *report.ranges[queue], report.missing.get(queue, 0)) for queue in sorted(report.ranges)]
         parts.append(_table(("topic", "broker", "queue", "begin", "end", "missing"), rows))
-    parts.append("<h2>Configuration</h2>")
-    said = {name: value for name, value in configuration.items() if value not in (None, "", (), [], {}, False)}
-    parts.append(_table((), [(name, _open(name, value)) for name, value in sorted(said.items())]))
-    head = (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        f"<title>{escape(report.step)} {made:%Y-%m-%d %H:%M}</title><style>{_STYLE}</style></head><body>\n"
-    )
-    return head + "\n".join(parts) + "\n</body></html>\n"
+    return parts
+
+
+def _did(report: StepReport) -> str:
+    if report.step == "lag":
+        return f"{_shown(report.rows_in)} messages behind"
+    return f"{_shown(report.rows_in)} rows read · {_shown(report.rows_out)} {made_rows(report)}"
 
 
 def caption(name: str) -> str:
