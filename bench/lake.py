@@ -16,6 +16,8 @@ million. One JVM on local[2] with Spark's default memory, 1 GiB, whatever the nu
     latency   by topic, by queue and over time with exact percentiles, and the histogram; by hand a query for each
     order     gaps, repeats and clocks of each queue, beside lag() over each queue
     dedup     by id, beside dropDuplicates
+    decode    JSON with a schema and a quarantine, beside from_json and a write of each of the two. No floor: that query
+              takes what is no JSON (one body of two values, text behind it) for a row, and gives no reason
     report    windows, latency, order and counted repeats in one run, beside the queries of the first three and a count
               of ids
     verify    counts by queue against the manifest, beside a count of distinct offsets
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
 ROWS, SMOKE_ROWS = 1_000_000, 20_000
 #: The cost of a row is compared with that of so many times fewer rows.
 SMALLER = 10
+#: Of bodies.
+SCHEMA = "id BIGINT NOT NULL, text STRING"
 
 
 class Lake(NamedTuple):
@@ -81,13 +85,13 @@ def checked(lake: Lake, report: StepReport) -> None:
         raise BenchError(f"{lake.rows} rows were due, the step says {report.as_dict()}")
 
 
-def step(name: str) -> Callable[[Lake], None]:
+def step(name: str, **how: Any) -> Callable[[Lake], None]:
     def run(lake: Lake) -> None:
         from aiorocket.spark.steps import Input, Output
         from aiorocket.spark.steps.tables import analyses
 
         work: Callable[..., StepReport] = getattr(analyses, f"run_{name}")
-        checked(lake, work(lake.spark, Input(archive=str(lake.path)), Output(lake.new())))
+        checked(lake, work(lake.spark, Input(archive=str(lake.path)), Output(lake.new()), **how))
 
     return run
 
@@ -151,6 +155,13 @@ def hand_dedup(lake: Lake) -> None:
     written(lake, lake.read().dropDuplicates(["topic", "msgId"]))
 
 
+def hand_decode(lake: Lake) -> None:
+    from pyspark.sql import functions as F
+
+    rows = lake.read().withColumn("value", F.from_json(F.col("body").cast("string"), SCHEMA))
+    written(lake, rows.where("value.id IS NOT NULL"), rows.where("value.id IS NULL"))
+
+
 def hand_report(lake: Lake) -> None:
     from pyspark.sql import functions as F
 
@@ -179,6 +190,7 @@ WAYS: dict[str, tuple[Way, Way]] = {
     "latency": (step("latency"), hand_latency),
     "order": (step("order"), hand_order),
     "dedup": (step("dedup"), hand_dedup),
+    "decode": (step("decode", schema=SCHEMA), hand_decode),
     "report": (step("report"), hand_report),
     "verify": (verify, hand_verify),
     "compact": (compact, hand_compact),

@@ -1,5 +1,5 @@
 """An archive as the direct mode writes it, made without a broker and without Spark: rows of eight queues, of about 350
-bytes as a broker stores them, with bodies that do not compress below three quarters.
+bytes as a broker stores them, with bodies, JSON of a number and a text, that do not compress below three quarters.
 
 More than ``DISTINCT`` rows are several topics with the same files, which lie on the disk once: a step reads, decodes
 and counts each of them as if it were another."""
@@ -37,6 +37,9 @@ _FILES = 4
 _BEGIN_US = 1_767_225_600_000_000  # 2026-01-01T00:00Z
 _LETTERS = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8)
 _TAGS = pa.array(("paid", "open", "void"))
+#: Around the number and the text of a body.
+_BEFORE, _BETWEEN, _BEHIND = b'{"id":', b',"text":"', b'"}'
+_DIGITS = 10
 _PROPERTIES = ("KEYS", "TAGS", "UNIQ_KEY", "number", "source")
 
 
@@ -109,6 +112,13 @@ def _rows(draw: Any, queue: int, offset: int, count: int, first: int, rows_an_ho
     lengths = 100 + number % 90
     ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     body = _LETTERS[draw.integers(0, 64, int(ends[-1]))]
+    digits = (10 ** (_DIGITS - 1) + number)[:, None] // 10 ** np.arange(_DIGITS)[::-1] % 10 + ord("0")
+    at = ends[:-1]
+    for part in (_BEFORE, digits, _BETWEEN):
+        letters = np.frombuffer(part, np.uint8) if isinstance(part, bytes) else part
+        body[at[:, None] + np.arange(letters.shape[-1])] = letters
+        at = at + letters.shape[-1]
+    body[ends[1:, None] - np.arange(len(_BEHIND), 0, -1)] = np.frombuffer(_BEHIND, np.uint8)
     values: dict[str, Any] = {
         "brokerName": pa.array(["broker-a"] * count), "queueId": pa.array(np.full(count, queue, np.int32)),
         "queueOffset": pa.array(np.arange(offset, offset + count)), "msgId": ids, "offsetMsgId": ids, "keys": keys,
