@@ -1,5 +1,6 @@
 """How long a broker takes to start, from its process to its first answer: killed with much that no checkpoint knows,
-and after a clean stop. And its store alone, without a checkpoint.
+after a clean stop, and killed when as much had come since the checkpoint timer last went off. And its store alone,
+without a checkpoint.
 
     python -m bench.recovery                       10 GiB of 1 KiB messages, 1 GiB of them behind the checkpoint
     python -m bench.recovery --gib 1 --queues 5000
@@ -22,6 +23,7 @@ from rich.console import Console
 
 from aiorocket.config import StoreConfig
 from aiorocket.runtime.env import real_env
+from aiorocket.storage import housekeeping
 from aiorocket.storage.store import MessageStore
 from aiorocket_protocol import encode_properties
 from bench.processes import Child
@@ -32,9 +34,12 @@ from tests.ports import free_port
 HOST = bytes((127, 0, 0, 1, 0, 0, 42, 159))
 
 
-async def _write(directory: str, count: int, size: int, queues: int, checkpoint: float, stop: bool) -> None:
-    """Without ``stop`` it ends as a killed process does."""
-    config = StoreConfig(flush="async", checkpoint_interval=checkpoint, min_free=0, max_pending=1 << 40)
+async def _write(directory: str, count: int, size: int, queues: int, stop: bool, unread: bool) -> None:
+    """Without ``stop`` it ends as a killed process does; ``unread`` is without any checkpoint on the way."""
+    if unread:
+        housekeeping._MOST_LOG = 1 << 62
+    interval = 5.0 if stop else 1e6
+    config = StoreConfig(flush="async", checkpoint_interval=interval, min_free=0, max_pending=1 << 40)
     store = await MessageStore.open(real_env(), config, directory, store_host=HOST)
     body, properties = os.urandom(size), encode_properties({"TAGS": "bench", "KEYS": "k"})
     items = [(body, 0, properties)] * 32
@@ -106,12 +111,15 @@ def main() -> None:
     directory = tempfile.mkdtemp(prefix="aiorocket-recovery-", dir=options.data)
     try:
         if kept > 0:
-            _in_child(_write, directory, kept, size, queues, 5.0, True)
-        _in_child(_write, directory, dirty, size, queues, 1e6, False)
+            _in_child(_write, directory, kept, size, queues, True, False)
+        _in_child(_write, directory, dirty, size, queues, False, True)
         floors = [
-            Floor(f"killed, {options.dirty:g} GiB unread", _start("killed", directory), 3.0, False, "s"),
+            Floor(f"killed, {options.dirty:g} GiB unread", _start("killed, all unread", directory), 3.0, False, "s"),
             Floor(f"clean stop, {options.gib:g} GiB", _start("clean stop", directory), 1.0, False, "s"),
         ]
+        _in_child(_write, directory, dirty, size, queues, False, False)
+        name = f"killed, {options.dirty:g} GiB in an interval"
+        floors.append(Floor(name, _start("killed within an interval", directory), 3.0, False, "s"))
         for name in ("checkpoint.a", "checkpoint.b"):
             os.unlink(os.path.join(directory, name))
         asyncio.run(_open(directory))

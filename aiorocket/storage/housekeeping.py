@@ -3,7 +3,7 @@ job of the writer thread at a time, so that flushes of the log get in between.
 
 A checkpoint makes the next start short, it does not make anything durable: the log does that. Its order is what
 counts: log synced, consume queues synced, then the file that vouches for both. The timer is armed by the first commit
-after the last checkpoint, so an idle store does nothing.
+after the last checkpoint, so an idle store does nothing; where much comes the checkpoint does not wait for it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ _QUEUES = 16
 _A_TURN = 2_000
 _ROUNDS = 8
 #: A queue costs a checkpoint a file that is opened, written and synced, some 100 us of CPU and a sync of the disk, for
-#: however few messages. So that of many queues is put off by one interval for each so many, twelve at most, and until
-#: the log has grown by so much: reading that much again at a start takes a second.
+#: however few messages. So that of many queues is put off by one interval for each so many, twelve at most.
 AN_INTERVAL = 500
 _MOST_INTERVALS = 12
+#: When the log has grown by so much since the last checkpoint there is another at once: reading it again at a start
+#: takes a second.
 _MOST_LOG = 256 << 20
 
 
@@ -76,14 +77,23 @@ class Housekeeping:
         self._closing = False
         self._put_off = 0
         self._covered = log.written
+        #: Where the log is as long as it may become without a checkpoint that is asked for.
+        self._much = log.written + _MOST_LOG
         #: What a checkpoint has read of the queues so far.
         self._rows = QueueRows()
         self.dirty: dict[ConsumeQueue, None] = {}
         self.deleting: dict[str, None] = {}
 
     def arm(self) -> None:
-        """Something was committed: have a checkpoint within its interval."""
-        if self._timer is None and not self._closing:
+        """Something was committed: have a checkpoint within its interval, or now if a start had much to read."""
+        if self._closing:
+            return
+        if self._log.written > self._much:
+            self._much = self._log.written + _MOST_LOG  # not again with each commit, also if this one fails
+            if self._timer is not None:
+                self._timer.cancel()
+            self._due()
+        elif self._timer is None:
             self._timer = self._loop.call_later(self._interval, self._due)
 
     async def close(self, *, clean: bool) -> None:
@@ -185,7 +195,7 @@ class Housekeeping:
                         queue.written(count, synced=True)
                 await disk.run(self._snapshot.save, state)
                 log.stamp(replay)
-                self._covered, self._put_off = replay, 0
+                self._covered, self._much, self._put_off = replay, replay + _MOST_LOG, 0
             except OSError as error:
                 self.dirty = dirty | self.dirty
                 log.units_failed(error)

@@ -588,6 +588,50 @@ def test_checkpoints_of_many_queues_are_put_off_and_cost_a_start_nothing_but_rea
     run(scenario)
 
 
+@pytest.mark.parametrize("topics", [1, 30])
+def test_what_a_start_reads_again_is_bounded_in_bytes(topics: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the interval, however many queues: some seconds of a fast producer are gigabytes."""
+    most = 100_000
+    monkeypatch.setattr("aiorocket.storage.housekeeping._MOST_LOG", most)
+    monkeypatch.setattr("aiorocket.storage.housekeeping.AN_INTERVAL", 10)
+
+    async def scenario(simulation: Simulation) -> None:
+        disk = simulation.disk()
+        store = await opened(simulation.env(disk=disk), checkpoint_interval=1e6)
+        for turn in range(1, 8):
+            for _ in range(50 + turn):
+                await asyncio.gather(*(put(store, f"T{number % topics}", body=bytes(300)) for number in range(30)))
+            await asyncio.sleep(1)
+            disk.crash()
+            store = await opened(simulation.env(disk=disk), checkpoint_interval=1e6)
+            assert store.recovery.scanned_bytes < 1.2 * most
+            assert sum(store.ends().values()) == sum(30 * (50 + each) for each in range(1, turn + 1))
+        await store.close()
+
+    run(scenario)
+
+
+def test_a_checkpoint_that_fails_is_not_tried_with_each_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiorocket.storage.housekeeping._MOST_LOG", 100_000)
+
+    async def scenario(simulation: Simulation) -> None:
+        store = await opened(simulation.env(), checkpoint_interval=1e6)
+        tries: list[bool] = []
+
+        async def failing(*, clean: bool) -> bool:
+            tries.append(clean)
+            return False
+
+        monkeypatch.setattr(store._behind, "_checkpoint", failing)
+        for _ in range(500):
+            await put(store, body=bytes(1000))
+        assert 4 <= len(tries) <= 5
+        monkeypatch.undo()
+        await store.close()
+
+    run(scenario)
+
+
 def test_a_deletion_waits_for_a_slow_disk_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main(sim: Simulation) -> None:
         disk = sim.disk()
