@@ -43,8 +43,8 @@ __all__ = (
 WRITE_OUT = 64 * 1024
 
 _LOG = logging.getLogger("aiorocket.storage")
-_TAGS = PROPERTY_TAGS.encode() + b"\1"
-_SEPARATOR = 2
+_SEPARATOR = b"\2"
+_TAGS = _SEPARATOR + PROPERTY_TAGS.encode() + b"\1"
 _unit_of = UNIT.pack
 
 #: Topic -> what stands beside its records in their queues, where that is not the hash of TAGS. Asked with what a unit
@@ -413,14 +413,15 @@ def code_of(found: Found, codes: Codes, topic: str, said: int | None = None) -> 
 def tags_code_in(buffer: bytes, first: int, end: int) -> int:
     """The hash of the tag in a property string, stored as it came; the last one that is not empty wins, as in every
     parser."""
-    before = end
-    while (at := buffer.rfind(_TAGS, first, before)) >= 0:
-        if at == first or buffer[at - 1] == _SEPARATOR:
-            stop = buffer.find(_SEPARATOR, at, end)
-            if tag := buffer[at + len(_TAGS) : end if stop < 0 else stop]:
-                return _code_of_tag(tag)
-        before = at
-    return 0
+    text = _SEPARATOR + buffer[first:end]
+    _, found, behind = text.rpartition(_TAGS)
+    if not found:
+        return 0
+    tag = behind.partition(_SEPARATOR)[0]
+    if not tag:
+        tags = [part.partition(_SEPARATOR)[0] for part in text.split(_TAGS)[1:]]
+        tag = next(filter(None, reversed(tags)), b"")
+    return _code_of_tag(tag)
 
 
 @lru_cache(maxsize=4096)

@@ -29,7 +29,9 @@ from aiorocket_protocol import (
 
 __all__ = ("Bad", "Found", "Row", "has_torn_head", "walk", "walk_runs")
 
-_WINDOW = 1 << 20
+#: Read at once: small enough that memory is used again as it is, where a MiB is fetched anew from the system each time,
+#: page by page.
+_WINDOW = 256 << 10
 _SECTOR = 512
 # size, magic, queue id, queue offset, physical offset, sysFlag, store timestamp, body length; both hosts IPv4
 _unpack = Struct(">ii4xi4xqqi16xq20xi").unpack_from
