@@ -47,8 +47,9 @@ __all__ = (
     "read_head",
 )
 
-#: Log bytes read in one job of the disk's thread.
-_SLICE = 4 << 20
+#: Log bytes read in one job of the disk's thread: some 1,000 records of 1 KiB, which is what a turn takes in at most.
+#: Two of them are in memory at times.
+_SLICE = 1 << 20
 
 _BUCKETS = 1024
 _MAGIC = b"aiokeys1"
