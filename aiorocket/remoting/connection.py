@@ -74,9 +74,8 @@ class Connection(asyncio.BufferedProtocol):
     """Requests and answers over one socket. Made by RemotingClient and RemotingServer, used by their owners.
 
     ``peer`` is ``ip:port``, ``peer_host`` the same packed for a stored record; ``closed`` turns True at the first sign
-    of the end and stays; ``close_reason`` then says why; ``frames`` is how many came whole, ``heard_at`` when (loop
-    time) bytes did last, or it was made; ``data`` belongs to the owner, as does ``holds``, which counts what the peer
-    has of limits. Nothing here may be called from another thread.
+    of the end and stays; ``close_reason`` then says why; ``frames`` is how many came whole, ``heard_at`` when the last
+    bytes did (loop time); ``data`` is the owner's, as is ``holds``: what the peer has of limits. For one thread alone.
     """
 
     __slots__ = (

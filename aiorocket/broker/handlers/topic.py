@@ -232,7 +232,8 @@ class TopicHandlers:
                 if topic is None or not (live is None or not live.subscriptions or name in live.subscriptions):
                     continue
                 for queue_id, offset in self._offsets.queues(header.src_group, name).items():
-                    if (too_many := self._offsets.refusal(header.dest_group, name, queue_id, connection.holds)) is not None:
+                    too_many = self._offsets.refusal(header.dest_group, name, queue_id, connection.holds)
+                    if too_many is not None:
                         return refuse(too_many)
                     self._offsets.take_reset(header.dest_group, name, queue_id)
                     self._offsets.commit(header.dest_group, name, queue_id, offset, connection.holds)
