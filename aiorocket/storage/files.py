@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from aiorocket.runtime.disk import Disk, File
 
-__all__ = ("FileCache", "read_pages", "read_whole")
+__all__ = ("FileCache", "end_of_written", "last_written", "read_pages", "read_whole")
 
 _PAGE = 32 * 1024
+#: Bytes that are looked at in one piece for what was written.
+_WINDOW = 1 << 20
 #: Files that a store has open for reading.
 _OPEN_FILES = 128
 
@@ -75,3 +77,27 @@ class FileCache:
         for file in self._files.values():
             file.close()
         self._files.clear()
+
+
+def end_of_written(file: File, size: int) -> int:
+    """Where the last byte that is not zero ends, looked for from the end of the file."""
+    while size > 0:
+        low = max(0, size - _WINDOW)
+        if data := read_pages(file, low, size - low).rstrip(b"\0"):
+            return low + len(data)
+        size = low
+    return 0
+
+
+def last_written(file: File, position: int) -> int:
+    """Where the last byte that is not zero ends, at or behind ``position``."""
+    last, size = position, file.size()
+    zeros = bytes(_WINDOW)
+    while position < size:
+        data = read_pages(file, position, min(_WINDOW, size - position))
+        if not data:
+            break
+        if data != zeros[: len(data)]:  # a hundred times as fast as to strip what is mostly zeros
+            last = position + len(data.rstrip(b"\0"))
+        position += len(data)
+    return last

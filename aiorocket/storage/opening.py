@@ -13,9 +13,10 @@ from aiorocket.errors import StoreError
 from aiorocket.runtime.disk import Disk, Lock
 from aiorocket.storage.checksums import read_entries, sums_path
 from aiorocket.storage.compaction import finish_renames
+from aiorocket.storage.files import last_written
 from aiorocket.storage.key_index import Parts, load_parts
 from aiorocket.storage.queue_recovery import Codes
-from aiorocket.storage.recovery import Recovered, last_written, recover
+from aiorocket.storage.recovery import Recovered, recover
 from aiorocket.storage.walk import Found, walk
 
 __all__ = ("Opened", "open_files")

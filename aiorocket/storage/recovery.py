@@ -25,7 +25,7 @@ from aiorocket.storage.checkpoint import QueueRows, QueueTable, begun_state, che
 from aiorocket.storage.checksums import FORMAT, PAGE, Entries, encode_block, encode_head, load, read_entries, sums_path
 from aiorocket.storage.compaction import sums_that_fit
 from aiorocket.storage.damage import spoiled
-from aiorocket.storage.files import read_pages
+from aiorocket.storage.files import end_of_written, last_written, read_pages
 from aiorocket.storage.queue_recovery import (
     Codes,
     QueuesDoNotFitError,
@@ -40,7 +40,7 @@ from aiorocket.storage.snapshots import Snapshot
 from aiorocket.storage.walk import Bad, walk, walk_runs
 from aiorocket_protocol import BLANK_SIZE, parse_blank
 
-__all__ = ("LogSteps", "Recovered", "last_written", "recover")
+__all__ = ("LogSteps", "Recovered", "recover")
 
 _WINDOW = 1 << 20
 #: Bytes at the end of the log that every start compares with their checksums.
@@ -330,7 +330,7 @@ class LogSteps(QueueSteps):
             self.truncated = _cut_behind(self, segment, position)
         covered = self._resume_sums(segment, position)
         if covered < min(self.replay, self.end) - segment.base:
-            self._look_through(segment, min(self.replay, self.end))
+            _look_through(self, segment, min(self.replay, self.end))
         file = segment.prepare(self.disk, 0)
         if self.truncated:
             segment.cut(position)  # which reserves the space again
@@ -351,16 +351,6 @@ class LogSteps(QueueSteps):
             except OSError as error:
                 _LOG.warning("%s could not be closed: %s", path, error)
                 segment.sums = None
-
-    def _look_through(self, segment: Segment, upto: int) -> None:
-        """Nothing vouches for the last segment (a store of format 1, or its checksum file is damaged), and it was not
-        read: look at its records before checksums are made of what is there."""
-        entries = self.entries(segment.base)
-        for item in walk(self.disk, segment.path, segment.base, segment.capacity, entries, segment.base, upto):
-            if item.offset >= upto:
-                return
-            if isinstance(item, Bad):
-                self.lose(item.offset, min(item.end, upto), item.reason)  # the log goes on behind ``upto``
 
     def _resume_sums(self, segment: Segment, position: int) -> int:
         """Take over the checksums of the last segment as far as they cover what stays; how far that is."""
@@ -406,7 +396,7 @@ def _end_of(disk: Disk, segment: Segment, size: int, following: int) -> int:
         return following
     file = disk.open(segment.path)
     try:
-        start = max(0, _end_of_written(file, size) - BLANK_SIZE)
+        start = max(0, end_of_written(file, size) - BLANK_SIZE)
         blank = parse_blank(read_pages(file, start, BLANK_SIZE), 0)
         if blank is not None:
             return min(following, segment.base + start + blank)
@@ -415,16 +405,6 @@ def _end_of(disk: Disk, segment: Segment, size: int, following: int) -> int:
     finally:
         file.close()
     return segment.base + size
-
-
-def _end_of_written(file: File, size: int) -> int:
-    """Where the last byte that is not zero ends, looked for from the end of the file."""
-    while size > 0:
-        low = max(0, size - _WINDOW)
-        if data := read_pages(file, low, size - low).rstrip(b"\0"):
-            return low + len(data)
-        size = low
-    return 0
 
 
 def _replay_of_sums(steps: LogSteps) -> int:
@@ -459,6 +439,17 @@ def _cut_behind(steps: LogSteps, segment: Segment, position: int) -> int:
         file.close()
 
 
+def _look_through(steps: LogSteps, segment: Segment, upto: int) -> None:
+    """Nothing vouches for the last segment (a store of format 1, or its checksum file is damaged), and it was not read:
+    look at its records before checksums are made of what is there."""
+    entries = steps.entries(segment.base)
+    for item in walk(steps.disk, segment.path, segment.base, segment.capacity, entries, segment.base, upto):
+        if item.offset >= upto:
+            return
+        if isinstance(item, Bad):
+            steps.lose(item.offset, min(item.end, upto), item.reason)  # the log goes on behind ``upto``
+
+
 def _write_again(file: File, position: int, upto: int) -> None:
     """The process before this one may have ended because a sync had failed. Then the kernel has its bytes and takes
     them for clean: no sync would put them on the disk, unless they are written once more."""
@@ -484,17 +475,3 @@ def _finish(disk: Disk, segment: Segment, covered: int, durable: int, damage: li
         segment.finish(durable, 0)
     finally:
         segment.close()
-
-
-def last_written(file: File, position: int) -> int:
-    """Where the last byte that is not zero ends, at or behind ``position``."""
-    last, size = position, file.size()
-    zeros = bytes(_WINDOW)
-    while position < size:
-        data = read_pages(file, position, min(_WINDOW, size - position))
-        if not data:
-            break
-        if data != zeros[: len(data)]:  # a hundred times as fast as to strip what is mostly zeros
-            last = position + len(data.rstrip(b"\0"))
-        position += len(data)
-    return last
