@@ -1,11 +1,13 @@
 """The checksum file beside each segment: which bytes were written, so that what a disk makes of them later is noticed.
 
 ``<segment>.sums`` is a header and one block per commit group. A block is a head (checksum of the rest of the block,
-number of entries, log offset where it begins, *durable*, *replay*) and its entries (size, CRC-32), one for each buffer
-that was written: a record or a batch. Blocks without entries carry newer marks. Entries touch each other and cover the
-segment from its first byte; none crosses a page of 32 KiB. An entry's CRC is that of its page from the start to the
-entry's end. So the last one of a page checks the whole page in one call, which is what a cold read does, and any other
-is checked on its own by beginning with the CRC before it, which is how damage is narrowed down to a record.
+number of entries, log offset where it begins, *durable*, *replay*, bytes of counts), its entries (size, CRC-32), one
+for each buffer that was written: a record or a batch, and its counts: how many numbers each queue of the group had
+given behind it. Nothing else tells of messages that are lost before a checkpoint knows them. Blocks without entries
+carry newer marks. Entries touch each other and cover the segment from its first byte; none crosses a page of 32 KiB.
+An entry's CRC is that of its page from the start to the entry's end. So the last one of a page checks the whole page
+in one call, which is what a cold read does, and any other is checked on its own by beginning with the CRC before it,
+which is how damage is narrowed down to a record.
 
 The file of a full segment ends with a summary, a block whose entries are the pages: a reader needs nothing else.
 
@@ -17,8 +19,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
-from struct import Struct
+from collections.abc import Iterator, Sequence
+from struct import Struct, pack, unpack_from
 from struct import error as StructError
 from typing import NamedTuple
 from zlib import crc32
@@ -28,10 +30,25 @@ from aiorocket.runtime.disk import Buffer, Disk
 from aiorocket.storage.files import read_whole
 from aiorocket_protocol.fast import compiled
 
-__all__ = ("FORMAT", "PAGE", "Checksums", "Entries", "encode_block", "encode_head", "load", "read_entries", "sums_path")
+__all__ = (
+    "COUNT",
+    "FORMAT",
+    "PAGE",
+    "Checksums",
+    "Entries",
+    "encode_block",
+    "encode_head",
+    "load",
+    "parse_counts",
+    "read_counts",
+    "read_entries",
+    "sums_path",
+    "written_again",
+)
 
-#: Version of the store: directory layout and files. A store with a higher one is refused.
-FORMAT = 2
+#: Version of the store: directory layout and files. A store with a higher one is refused. Format 1 has no checksum
+#: files, in those of format 2 there are no counts.
+FORMAT = 3
 #: Bytes of a segment that one CRC of a summary covers.
 PAGE = 32 * 1024
 
@@ -39,10 +56,14 @@ _MAGIC = b"arckSUMS"
 _CRC32 = 1
 #: magic, store format, algorithm, page size, log offset of the segment, CRC of these
 _HEAD = Struct(">8sHHIQI")
-_BLOCK = Struct(">IIQQQ")
+_BLOCK = Struct(">IIQQQI")
+#: Of format 2.
+_SHORT_BLOCK = Struct(">IIQQQ")
+#: One of the counts of a block: length of the topic, which follows, queue id, how many numbers the queue has given.
+COUNT = Struct(">BHQ")
 _cover = compiled("cover")
 _wrong_pages = compiled("wrong_pages")
-_block_rest = Struct(">IQQQ").pack
+_block_rest = Struct(">IQQQI").pack
 
 
 def sums_path(segment: str) -> str:
@@ -61,6 +82,8 @@ class Entries(NamedTuple):
     position: int
     #: Bytes stand behind it that are neither a block nor a summary: the file is torn or damaged.
     torn: bool
+    #: The store format of the file.
+    version: int = FORMAT
 
     @property
     def end(self) -> int:
@@ -188,15 +211,24 @@ def encode_head(base: int, version: int = FORMAT) -> bytes:
     return head + crc32(head).to_bytes(4, "big")
 
 
-def encode_block(rows: Sequence[int], start: int, durable: int, replay: int) -> bytes:
+def encode_block(rows: Sequence[int], start: int, durable: int, replay: int, counts: Buffer = b"") -> bytes:
     """A block whose entries are ``rows`` (size, CRC, size, ...) from log offset ``start`` on."""
-    rest = _block_rest(len(rows) // 2, start, durable, replay) + Struct(f">{len(rows)}I").pack(*rows)
+    rest = _block_rest(len(rows) // 2, start, durable, replay, len(counts)) + pack(f">{len(rows)}I", *rows) + counts
     return crc32(rest).to_bytes(4, "big") + rest
 
 
-def _read(disk: Disk, path: str, base: int) -> bytes | None:
-    """The file, if it begins with the head of the segment at ``base``. StoreCorruptedError when a newer program wrote
-    it."""
+def parse_counts(counts: bytes) -> Iterator[tuple[str, int, int]]:
+    """(topic, queue id, count) of each."""
+    at = 0
+    while at < len(counts):
+        size, queue_id, count = COUNT.unpack_from(counts, at)
+        at += COUNT.size + size
+        yield counts[at - size : at].decode(), queue_id, count
+
+
+def _read(disk: Disk, path: str, base: int) -> tuple[bytes, int] | None:
+    """The file and its version, if it begins with the head of the segment at ``base``. StoreCorruptedError when a newer
+    program wrote it."""
     try:
         data = read_whole(disk, path)
     except FileNotFoundError:
@@ -213,32 +245,50 @@ def _read(disk: Disk, path: str, base: int) -> bytes | None:
             f"{path} has store format {version} (checksum {algorithm}, pages of {page}), this program knows up to"
             f" {FORMAT}: use a newer one"
         )
-    return data if found == base else None
+    return (data, version) if found == base else None
 
 
-def _block(data: Buffer, at: int) -> tuple[int, int, int, int, tuple[int, ...]] | None:
-    """(size, start, durable, replay, rows) of the block at ``at``; None when none is there."""
+def _block(data: bytes, at: int, version: int) -> tuple[int, int, int, int, tuple[int, ...], int] | None:
+    """(size, start, durable, replay, rows, bytes of counts at its end) of the block at ``at``; None when none is
+    there."""
     try:
-        check, count, start, durable, replay = _BLOCK.unpack_from(data, at)
-        size = _BLOCK.size + 8 * count
+        if version < 3:
+            check, count, start, durable, replay = _SHORT_BLOCK.unpack_from(data, at)
+            first, counts = at + _SHORT_BLOCK.size, 0
+        else:
+            check, count, start, durable, replay, counts = _BLOCK.unpack_from(data, at)
+            first = at + _BLOCK.size
+        size = first - at + 8 * count + counts
         if at + size > len(data) or crc32(memoryview(data)[at + 4 : at + size]) != check:
             return None
-        rows = Struct(f">{2 * count}I").unpack_from(data, at + _BLOCK.size)
+        rows = unpack_from(f">{2 * count}I", data, first)
     except StructError:
         return None
-    return size, start, durable, replay, rows
+    return size, start, durable, replay, rows, counts
+
+
+def _blocks(data: bytes, base: int, version: int) -> Iterator[tuple[int, int, int, int, tuple[int, ...], int]]:
+    """(position behind it, bytes of the segment covered with it, durable, replay, rows, bytes of counts at its end) of
+    each block, up to what does not go on where they end."""
+    at, end = _HEAD.size, 0
+    while (block := _block(data, at, version)) is not None and block[1] == base + end:
+        size, _, durable, replay, rows, counts = block
+        at += size
+        end += sum(rows[::2])
+        yield at, end, durable, replay, rows, counts
 
 
 def load(disk: Disk, path: str, base: int) -> Checksums | None:
     """The summary of a full segment's file; None when there is no good one."""
-    data = _read(disk, path, base)
-    if data is None:
+    read = _read(disk, path, base)
+    if read is None:
         return None
+    data, version = read
     found = Checksums()
     at = len(data) - 4
     # A summary is found from the end: it says how long it is.
     size = int.from_bytes(data[at:], "big")
-    block = _block(data, at - size) if _HEAD.size <= at - size else None
+    block = _block(data, at - size, version) if _HEAD.size <= at - size else None
     if block is not None and block[0] == size and block[1] == base and block[4]:
         rows = block[4]
         end = sum(rows[::2])
@@ -251,24 +301,46 @@ def load(disk: Disk, path: str, base: int) -> Checksums | None:
 
 def read_entries(disk: Disk, path: str, base: int) -> Entries | None:
     """Everything a checksum file says as far as it is good; None when it is not this segment's."""
-    data = _read(disk, path, base)
-    if data is None:
+    read = _read(disk, path, base)
+    if read is None:
         return None
+    data, version = read
     ends, crcs = array("Q"), array("I")
     at, end, durable, replay = _HEAD.size, 0, 0, 0
-    closed = False
-    while True:
-        block = _block(data, at)
-        if block is None:
-            break
-        size, start, block_durable, block_replay, rows = block
-        if start != base + end:
-            closed = start == base and sum(rows[::2]) == end
-            break
+    for at, _, block_durable, block_replay, rows, _ in _blocks(data, base, version):  # noqa: B007 - it stays
         durable, replay = max(durable, block_durable), max(replay, block_replay)
         for row in rows[::2]:
             end += row
             ends.append(end)
         crcs.extend(rows[1::2])
-        at += size
-    return Entries(ends, crcs, durable, replay, at, not closed and any(data[at:]))
+    summary = _block(data, at, version)
+    closed = summary is not None and summary[1] == base and sum(summary[4][::2]) == end
+    return Entries(ends, crcs, durable, replay, at, not closed and any(data[at:]), version)
+
+
+def read_counts(disk: Disk, path: str, base: int) -> Iterator[tuple[int, bytes]]:
+    """(log offset behind it, its counts) of each block with entries that a checksum file has, none of format 2."""
+    read = _read(disk, path, base)
+    if read is not None and read[1] >= 3:
+        data, version = read
+        for at, end, _, _, rows, counts in _blocks(data, base, version):
+            if rows:
+                yield base + end, data[at - counts : at]
+
+
+def written_again(disk: Disk, path: str, base: int, kept: Entries, durable: int) -> bytes:
+    """A whole checksum file of this version that says what is ``kept`` of the one at ``path``, and what its blocks that
+    are kept as a whole say of queues."""
+    data, end = encode_head(base), 0
+    read = _read(disk, path, base)
+    if read is not None and read[1] == FORMAT:
+        for at, reached, *_ in _blocks(read[0], base, FORMAT):
+            if reached > kept.end:
+                break
+            data, end = read[0][:at], reached
+    start, rows = base + end, list[int]()
+    first = bisect_right(kept.ends, end)
+    for upto, crc in zip(kept.ends[first:], kept.crcs[first:], strict=True):
+        rows += (upto - end, crc)
+        end = upto
+    return data + encode_block(rows, start, durable, kept.replay)

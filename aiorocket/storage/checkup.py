@@ -150,14 +150,16 @@ def survey(disk: Disk, directory: str, progress: Progress, codes: Codes = Mappin
     following: dict[tuple[str, int], int] = {}
     bad: list[tuple[Bad, str, list[tuple[str, int, int, int]]]] = []
     wrong: dict[tuple[str, int], list[int]] = {}
-    number = size = torn = 0
+    number = size = torn = reached = 0
     for segment, item, is_torn in log.walk(progress):
         if isinstance(item, Bad):
             if is_torn:
                 torn = _written_behind(disk, segment, item.offset)
             else:
                 bad.append((item, segment.path, []))
+                reached = item.end
             continue
+        reached = item.offset + item.size
         number += 1
         size += item.size
         topic = item.topic.decode(errors="replace")
@@ -182,6 +184,10 @@ def survey(disk: Disk, directory: str, progress: Progress, codes: Codes = Mappin
             minimum.setdefault(key, low)
     if steps.last_end < end:
         bad.append((Bad(steps.last_end, end, steps.without_end(steps.last_end)), steps.log_directory, []))
+    given = steps.counts_from(bad[0][0].offset).upto(max(reached, end), deleted) if bad else {}
+    for key, (first, count) in given.items():
+        minimum.setdefault(key, 0 if log.state or not steps.start else following.get(key, first - 1))
+        counts[key] = max(counts.get(key, 0), count)
     for key, count in counts.items():
         first = max(following.get(key, 0), minimum.get(key, 0))
         if bad and first < count:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from aiorocket.runtime.disk import Disk
+from aiorocket.runtime.disk import Buffer, Disk
+from aiorocket.storage.checksums import COUNT
 from aiorocket.storage.consume_queue import ConsumeQueue
 from aiorocket.storage.results import PutResult
 from aiorocket.storage.segment import AHEAD, SMALL, Segment
@@ -16,6 +17,8 @@ __all__ = ("KEPT", "KEPT_EACH", "KEPT_IN_RUN", "CommitGroup", "Done", "Run", "Sy
 KEPT = 1280
 KEPT_EACH = 128
 KEPT_IN_RUN = 384
+
+_count = COUNT.pack
 
 Done = Callable[[PutResult], None]
 
@@ -35,12 +38,12 @@ class Run:
         self.buffers: list[bytes] = []
         self.mark: tuple[tuple[int, int], int] | None = None
 
-    def put(self, durable: int, replay: int, sync: bool) -> None:
+    def put(self, durable: int, replay: int, sync: bool, counts: Buffer) -> None:
         """Blocking: write the bytes and their checksums, and before a ``sync`` maybe zeros behind them."""
         segment = self.segment
         self.mark = segment.mark()
         if self.buffers:
-            end = segment.write(self.buffers, self.position, durable, replay)
+            end = segment.write(self.buffers, self.position, durable, replay, counts)
             segment.groups += 1
             if sync and end > segment.decided_to:
                 if segment.groups >= SMALL:
@@ -50,9 +53,9 @@ class Run:
 
 class CommitGroup:
     """What is written and acknowledged together, and what it takes until then. ``marks`` are (queue, its next offset,
-    tags code or None if they differ)."""
+    tags code or None if they differ), ``counts`` the next offsets for the checksum file."""
 
-    __slots__ = ("dones", "end", "marks", "results", "runs", "size", "start", "touched")
+    __slots__ = ("counts", "dones", "end", "marks", "results", "runs", "size", "start", "touched")
 
     def __init__(self, start: int, runs: list[Run]) -> None:
         self.start = start
@@ -63,22 +66,26 @@ class CommitGroup:
         self.results: list[PutResult] = []
         self.touched: list[ConsumeQueue] = []
         self.marks: list[tuple[ConsumeQueue, int, int | None]] = []
+        self.counts = bytearray()
 
     def seal(self, end: int, size: int) -> None:
         self.end = end
         self.size = size
-        marks = self.marks
+        marks, counts = self.marks, self.counts
         for queue in self.touched:
             queue.marked = False
-            marks.append((queue, queue.next_offset, queue.code))
+            upto, topic = queue.next_offset, queue.topic_bytes
+            marks.append((queue, upto, queue.code))
+            if not queue.deleted:  # made again meanwhile, it begins anew in front of this group's end
+                counts += _count(len(topic), queue.queue_id, upto) + topic
 
     def write(self, disk: Disk, min_free: int, durable: int, replay: int, sync: bool) -> None:
         """Blocking, in the disk's thread. Each run but the last is synced before the next is begun."""
-        last = self.runs[-1]
+        last, counted = self.runs[-1], [run for run in self.runs if run.buffers][-1]
         for run in self.runs:
             segment = run.segment
             file = segment.prepare(disk, min_free)
-            run.put(durable, replay, sync)
+            run.put(durable, replay, sync, self.counts if run is counted else b"")
             if sync or run is not last:
                 try:
                     file.fdatasync()

@@ -22,6 +22,7 @@ from aiorocket.storage.consume_queue import (
     remove_queue,
     write_units,
 )
+from aiorocket.storage.counts import Counts
 from aiorocket.storage.files import read_pages
 from aiorocket.storage.segment import Segment
 from aiorocket.storage.walk import Bad, Found, Row, has_torn_head
@@ -95,6 +96,8 @@ class QueueSteps:
         self.unpromised = sys.maxsize
         #: A place in the last of it, for the units of what is missing.
         self.gap = 0
+        #: What the checksum files say of queues.
+        self.counts: Counts
         self.segments: list[Segment] = []
         #: Log offset of the oldest segment.
         self.start = 0
@@ -110,13 +113,32 @@ class QueueSteps:
         #: The log has filler: what was in front of a record may have been removed by compaction.
         self.compacted = False
         self.records = self.scanned = 0
-        #: Where the log has lost its end: see ``count_units``.
+        #: Where the log has lost something: see ``count_units``, and what ``counts`` say.
         self.units = {(topic, queue_id): (first, count) for topic, queue_id, first, count in begun.get("given", ())}
 
     def lose(self, start: int, end: int, reason: str) -> None:
         """Quarantine a range of the log."""
         if end > start and not any(bad.offset <= start and end <= bad.end for bad in self.damage):
             self.damage.append(Bad(start, end, reason))
+
+    def pass_over(self, start: int, end: int, reason: str) -> None:
+        """The scan has come to a range of the log that is lost."""
+        self.keep_counts(start)
+        self.lost += end - start
+        self.gap = start
+        self.lose(start, end, reason)
+
+    def keep_counts(self, upto: int) -> None:
+        """What the blocks that end at or below log offset ``upto`` say of queues is so where messages are lost, too."""
+        unknown = not self.state and (self.start > 0 or self.compacted)  # how many of a queue were removed
+        for key, (first, count) in self.counts.upto(upto, self.deleted).items() if self.lost else ():
+            queue, minimum = self.queues.get(key), self.minimum.get(key, 0)
+            if queue is None and count > minimum:
+                queue = self._queue(*key, first - 1 if unknown else minimum)
+            if queue is not None and queue.next_offset < count:
+                low, high = self.units.get(key, (queue.min_offset, 0))
+                self.units[key] = min(low, queue.min_offset), max(high, count)
+                self._fill(queue, count)
 
     def do_without_checkpoint(self, replay: int) -> None:
         """Both generations are lost: the checksum files say ``replay``, up to where the consume queues were synced, and

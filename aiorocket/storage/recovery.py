@@ -22,8 +22,17 @@ from aiorocket.config import StoreConfig
 from aiorocket.errors import ProtocolError
 from aiorocket.runtime.disk import Disk, File
 from aiorocket.storage.checkpoint import QueueRows, QueueTable, begun_state, checkpoint_state, load_checkpoint
-from aiorocket.storage.checksums import FORMAT, PAGE, Entries, encode_block, encode_head, load, read_entries, sums_path
+from aiorocket.storage.checksums import (
+    FORMAT,
+    PAGE,
+    Entries,
+    load,
+    read_entries,
+    sums_path,
+    written_again,
+)
 from aiorocket.storage.compaction import sums_that_fit
+from aiorocket.storage.counts import Counts
 from aiorocket.storage.damage import spoiled
 from aiorocket.storage.files import end_of_written, last_written, read_pages
 from aiorocket.storage.queue_recovery import (
@@ -204,6 +213,7 @@ class LogSteps(QueueSteps):
         if known < self.start:
             self.missing = self.start - known
             self.lose(known, self.start, f"segments in front of {self.segments[0].path} are missing")
+            self.lost, self.gap = max(0, self.start - self.replay), self.replay
         self.replay = max(self.replay, self.start)
 
     def entries(self, base: int) -> Entries | None:
@@ -218,20 +228,23 @@ class LogSteps(QueueSteps):
         """Where the last segment ends."""
         return self.segments[-1].end if self.segments else self.start
 
+    def counts_from(self, offset: int) -> Counts:
+        """What the checksum files say of queues from about log offset ``offset`` on, those of missing segments too."""
+        bases = [*(segment.base for segment in self.segments), *(int(path[-25:-5]) for path in self.orphans)]
+        return Counts(self.disk, self.log_directory, sorted(bases), offset)
+
     def without_end(self, end: int) -> str:
         """What there is to say of a log that ends at ``end``, short of what was durable."""
-        uncounted = self.durable - max(end, self.state.get("replay", 0))
+        uncounted = self.durable - max(end, self.state.get("replay", 0), self.counts_from(end).end())
         behind = f"; what came in the last {uncounted} bytes of it, not every queue knows" if uncounted > 0 else ""
         return f"{self.log_directory} ends there: segments are missing{behind}"
 
     def scan(self) -> None:
         """Read from ``replay`` to the end of the log, dispatching every record; sets ``end``."""
         offset = self.end = self.replay
-        last_end = self.last_end
-        if offset > last_end:
-            self.lost += offset - last_end
-            self.gap = last_end
-            self.lose(last_end, offset, f"{self.log_directory} ends there: segments are missing")
+        self.counts = self.counts_from(self.gap if self.lost else offset)
+        if offset > self.last_end:
+            self.pass_over(self.last_end, offset, f"{self.log_directory} ends there: segments are missing")
         for segment in self.segments:
             if segment.end <= offset:
                 continue
@@ -253,16 +266,13 @@ class LogSteps(QueueSteps):
                     self.end = item.offset
                     self.reason = item.reason
                 else:
-                    self.lost += item.end - item.offset
-                    self.gap = item.offset
-                    self.lose(item.offset, item.end, item.reason)
+                    self.pass_over(item.offset, item.end, item.reason)
             if not last:
                 del self._entries[segment.base]
         if self.durable > self.end:
-            self.lost += self.durable - self.end
-            self.gap = self.end
-            self.lose(self.end, self.durable, self.without_end(self.end))
+            self.pass_over(self.end, self.durable, self.without_end(self.end))
             self.end = self.durable
+        self.keep_counts(self.end)
         self._keep_numbers()
 
     def _keep_numbers(self) -> None:
@@ -360,16 +370,10 @@ class LogSteps(QueueSteps):
         kept = entries.cut(position)
         at = entries.position
         # After an unclean stop in a new file: as in ``_write_again``.
-        if entries.torn or len(kept.ends) < len(entries.ends) or not self.clean:
-            rows: list[int] = []
-            end = 0
-            for upto, crc in zip(kept.ends, kept.crcs, strict=True):
-                rows += (upto - end, crc)
-                end = upto
-            data = encode_head(segment.base)
-            if rows:
-                data += encode_block(rows, segment.base, min(self.durable, self.end), kept.replay)
-            self.disk.replace(sums_path(segment.path), data)
+        if entries.torn or len(kept.ends) < len(entries.ends) or not self.clean or entries.version < FORMAT:
+            path = sums_path(segment.path)
+            data = written_again(self.disk, path, segment.base, kept, min(self.durable, self.end))
+            self.disk.replace(path, data)
             at = len(data)
         segment.resume(kept.checksums(), at)
         return kept.end

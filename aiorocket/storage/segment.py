@@ -11,7 +11,7 @@ import contextlib
 import errno
 from collections.abc import Callable, Sequence
 
-from aiorocket.runtime.disk import Disk, File
+from aiorocket.runtime.disk import Buffer, Disk, File
 from aiorocket.storage.checksums import Checksums, encode_block, encode_head, sums_path
 
 __all__ = ("AHEAD", "SMALL", "Segment", "segment_path")
@@ -120,20 +120,21 @@ class Segment:
         """Recovery: what the checksum file covers, and where it goes on."""
         self.sums, self._sums_at = sums, position
 
-    def write(self, buffers: Sequence[bytes], position: int, durable: int, replay: int) -> int:
+    def write(self, buffers: Sequence[bytes], position: int, durable: int, replay: int, counts: Buffer = b"") -> int:
         """Put ``buffers`` at ``position`` of the prepared file and cover them; the position behind them. After an
         OSError ``cut`` takes back what came of it."""
         assert self.file is not None and self.sums is not None
         self.file.pwritev(buffers, position)
-        self.cover(buffers, position, durable, replay)
+        self.cover(buffers, position, durable, replay, counts)
         return self.sums.last[0]
 
-    def cover(self, buffers: Sequence[bytes], position: int, durable: int, replay: int) -> None:
-        """Add checksums for ``buffers``, which stand at ``position``, right behind what is covered."""
+    def cover(self, buffers: Sequence[bytes], position: int, durable: int, replay: int, counts: Buffer = b"") -> None:
+        """Add checksums for ``buffers``, which stand at ``position``, right behind what is covered. ``counts`` say how
+        far queues are behind them."""
         sums, file = self.sums, self._sums_file
         assert sums is not None and file is not None and sums.last[0] == position
         before = sums.last
-        block = encode_block(sums.add(buffers), self.base + position, durable, replay)
+        block = encode_block(sums.add(buffers), self.base + position, durable, replay, counts)
         try:
             file.pwritev([block], self._sums_at)
         except OSError:

@@ -561,7 +561,7 @@ BREAKAGES: Final[dict[str, Breakage]] = {
         "durable = start if last", damaged_stores,
     ),
     "damage that is not said": Breakage(
-        "aiorocket.storage.recovery:LogSteps.scan", "self.lose(item.offset, item.end, item.reason)", "None",
+        "aiorocket.storage.recovery:LogSteps.scan", "self.pass_over(item.offset, item.end, item.reason)", "None",
         damaged_stores,
     ),
     "units made again without the last": Breakage(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Sequence
 from typing import Any
+from zlib import crc32
 
 from aiorocket.config import StoreConfig
+from aiorocket.runtime.disk import Disk
 from aiorocket.runtime.env import Env, memory_env
 from aiorocket.storage import MessageStore, PutResult, ReadStatus
+from aiorocket.storage.checksums import PAGE, encode_head, load, read_entries
 from aiorocket_protocol import RecordView, encode_properties, split_records, tags_code
 
 HOST = bytes((127, 0, 0, 1, 0, 0, 42, 159))
@@ -94,3 +98,25 @@ def intact(store: MessageStore, topic: str = "T", queue_id: int = 0, step: int =
             assert result.status is ReadStatus.MESSAGE_WAS_REMOVING, result
         offset = result.next_offset
     return found
+
+
+def as_format_2(disk: Disk, directory: str = "store/commitlog") -> None:
+    """Checksum files as a program of format 2 would have written them: they say nothing of queues."""
+    for name in [name for name in disk.listdir(directory) if name.endswith(".sums")]:
+        path, base = f"{directory}/{name}", int(name[:20])
+        entries, sums = read_entries(disk, path, base), load(disk, path, base)
+        assert entries is not None
+        begins = [0, *entries.ends][:-1]
+        rows = [(end - begin, crc) for begin, end, crc in zip(begins, entries.ends, entries.crcs, strict=True)]
+        data = encode_head(base, 2) + _old_block(rows, base, entries.durable, entries.replay)
+        if sums is not None:
+            pages = [(PAGE, crc) for crc in sums.pages]
+            last = [(sums.last[0] % PAGE, sums.last[1])] if sums.last[0] % PAGE else []
+            summary = _old_block(pages + last, base, entries.durable, entries.replay)
+            data += summary + len(summary).to_bytes(4, "big")
+        disk.replace(path, data)
+
+
+def _old_block(rows: Sequence[tuple[int, int]], base: int, durable: int, replay: int) -> bytes:
+    rest = struct.pack(">IQQQ", len(rows), base, durable, replay) + b"".join(struct.pack(">II", *row) for row in rows)
+    return crc32(rest).to_bytes(4, "big") + rest

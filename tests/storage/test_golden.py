@@ -1,7 +1,12 @@
-"""Stores as each version wrote them: they open, hold what they held, and take more. A newer version is refused."""
+"""Stores as each version wrote them: they open, hold what they held, and take more. A newer version is refused.
+
+python -m tests.storage.test_golden FILE      writes one as this version makes it, once for each version
+"""
 
 from __future__ import annotations
 
+import asyncio
+import sys
 import zipfile
 from pathlib import Path
 
@@ -9,10 +14,11 @@ import pytest
 
 from aiorocket.errors import StoreCorruptedError
 from aiorocket.runtime.disk import RealDisk
-from aiorocket.runtime.env import real_env
+from aiorocket.runtime.env import memory_env, real_env
+from aiorocket.runtime.memory_disk import MemoryDisk
 from aiorocket.storage import Snapshot
 from aiorocket.storage.checksums import FORMAT, encode_head
-from tests.storage.stores import bodies, opened, put
+from tests.storage.stores import bodies, opened, put, put_batch
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("format*.zip"))
 
@@ -73,7 +79,28 @@ async def test_a_newer_version_is_refused_in_words(where: str, tmp_path: Path) -
         sums.write_bytes(head + sums.read_bytes()[len(head) :])
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != "lock"}
     env = real_env()
-    with pytest.raises(StoreCorruptedError, match=r"has (store )?format 3.*use a newer one"):
+    with pytest.raises(StoreCorruptedError, match=rf"has (store )?format {FORMAT + 1}.*use a newer one"):
         await opened(env, str(tmp_path))
     await env.disk.close()
     assert {path: path.read_bytes() for path in before} == before
+
+
+async def write(path: str) -> None:
+    env = memory_env()
+    assert isinstance(env.disk, MemoryDisk)
+    store = await opened(env, checkpoint_interval=1e6)
+    for first in range(0, 120, 10):
+        waiting = [put(store, "T", number % 2, b"%d." % number * 300) for number in range(first, first + 10)]
+        retries = put_batch(store, [b"%d,%d" % (first, index) for index in range(3)], "%RETRY%g")
+        await asyncio.gather(*waiting, retries, put(store, "gone", 0, b"gone"))
+    await store.delete_topics("gone")
+    await store.close()
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in sorted(env.disk.files.items()):
+            if not name.endswith("/lock"):
+                file = zipfile.ZipInfo(name.removeprefix("/store/"))
+                archive.writestr(file, bytes(data), zipfile.ZIP_DEFLATED)
+
+
+if __name__ == "__main__":
+    asyncio.run(write(sys.argv[1]))

@@ -20,7 +20,7 @@ from aiorocket.storage.checkup import survey
 from aiorocket.storage.segment import Segment
 from aiorocket.testing import SimClock, SimDisk, SimLoop
 from aiorocket_protocol import RecordView
-from tests.storage.stores import HOST, bodies, config, intact, opened, put
+from tests.storage.stores import HOST, as_format_2, bodies, config, intact, opened, put
 
 LOG = "store/commitlog"
 QUEUES = "store/consumequeue"
@@ -266,7 +266,8 @@ async def test_missing_segments_are_gaps() -> None:
 
 
 async def test_of_a_log_that_lost_its_end_units_say_what_no_checkpoint_knows(caplog: pytest.LogCaptureFixture) -> None:
-    """Killed before its first checkpoint. It was told that 0 messages are lost, and gave their offsets again."""
+    """Of format 2, killed before its first checkpoint. It was told that 0 messages are lost, and gave their offsets
+    again."""
     env = memory_env()
     store = await opened(env, checkpoint_interval=1e6, segment_size=1 << 20)
     for _ in range(40):
@@ -277,6 +278,7 @@ async def test_of_a_log_that_lost_its_end_units_say_what_no_checkpoint_knows(cap
             await asyncio.sleep(0.001)
     image = copy_of(env)
     await store.close()
+    as_format_2(image.disk)
     log = [name for name in disk_of(image).listdir(LOG) if name.isdigit()]
     disk_of(image).unlink(f"{LOG}/{log[0]}")
     units = len(disk_of(image).files[f"/store/consumequeue/T/0/{0:020d}"]) // 20
@@ -295,10 +297,12 @@ async def test_of_a_log_that_lost_its_end_units_say_what_no_checkpoint_knows(cap
 
 @pytest.mark.parametrize("step", ["scan", "finish", "sync_queue"])
 @pytest.mark.parametrize("rebuilt", [False, True])
+@pytest.mark.parametrize("counted", [False, True])
 async def test_what_a_start_that_is_broken_off_found_is_not_forgotten(
-    step: str, rebuilt: bool, monkeypatch: pytest.MonkeyPatch
+    step: str, rebuilt: bool, counted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It cuts the queues and makes them again; only their old units knew which offsets had been given."""
+    """It cuts the queues and makes them again, and removes checksum files; only their old units, or these, knew which
+    offsets had been given."""
     env = memory_env()
     store = await opened(env, checkpoint_interval=1e6)
     await put(store, "T", 0, b"known")
@@ -311,6 +315,8 @@ async def test_what_a_start_that_is_broken_off_found_is_not_forgotten(
     image = copy_of(env)
     await store.close()
     disk = disk_of(image)
+    if not counted:
+        as_format_2(disk)
     for name in [name for name in disk.listdir(LOG) if name.isdigit()][1:]:
         disk.unlink(f"{LOG}/{name}")
     if rebuilt:
@@ -330,7 +336,7 @@ async def test_what_a_start_that_is_broken_off_found_is_not_forgotten(
         starts.append((again.max_offset("T", 0), sorted(intact(again, "T", 0)), losses))
         assert found.rebuilt == rebuilt or env is broken
         await again.close()
-    assert starts[0] == starts[1] and starts[0][0] > 3_000
+    assert starts[0] == starts[1] and starts[0][0] > 3_000 and (starts[0][0] == 4_001) == counted
 
 
 def _ends(*args: object) -> None:
