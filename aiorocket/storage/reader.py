@@ -253,12 +253,17 @@ class Reader:
         return high + len(rows)
 
     def _in_order(self, queue: ConsumeQueue, offset: int) -> bool:
-        """Whether a unit that points at damage fits between those beside it; nothing else can be asked."""
+        """Whether a unit that points at damage fits between those beside it, and says the size that its record does, if
+        that is intact where it begins; nothing else can be asked."""
         first = max(queue.min_offset, offset - 1)
         rows = list(_iter_units(b"".join(queue.units(self._files, at, 1) for at in range(first, offset + 2))))
         place, size, _ = rows[offset - first]
-        segment = self._log.segment_at(place)
-        if place + size > (self._log.written if segment is None else segment.end):
+        log = self._log
+        segment = log.segment_at(place)
+        if place + size > (log.written if segment is None else segment.end):
+            return False
+        head = log.checked(place, 4)
+        if not log.damage.touches(place, place + 4) and int.from_bytes(head) != size:
             return False
         return all(size == GAP or size >= MIN_RECORD for _, size, _ in rows) and all(
             place + max(size, 0) <= following for (place, size, _), (following, _, _) in pairwise(rows)

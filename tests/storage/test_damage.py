@@ -13,8 +13,9 @@ from aiorocket.runtime.memory_disk import MemoryDisk
 from aiorocket.storage import MessageStore, Snapshot, StoreBusyError
 from aiorocket.storage.checksums import PAGE
 from aiorocket.storage.checkup import survey
+from aiorocket.storage.consume_queue import UNIT
 from aiorocket_protocol import split_records, tags_code
-from tests.harness.damage import images, one_place
+from tests.harness.damage import images, one_place, read_all
 from tests.storage.stores import HOST, config, intact, opened, put, put_batch
 from tests.storage.test_recovery import copy_of
 from tests.storage.test_retention import World, fill
@@ -92,6 +93,21 @@ async def test_a_message_of_which_only_the_beginning_is_damaged_is_counted_as_lo
     [damage] = store.damaged
     assert damage.end == PAGE and damage.lost == (("T", 0, across, 1),)
     assert sorted(intact(store)) == [offset for offset in range(300) if offset != across]
+    await store.close()
+
+
+async def test_a_unit_that_reaches_into_damage_by_a_wrong_size_hides_nothing() -> None:
+    env = memory_env()
+    assert isinstance(env.disk, MemoryDisk)
+    store = await opened(env)
+    places = [(await put(store, "T", 0, b"%d." % number * 50)).physical_offset for number in range(10)]
+    await store.close()
+    env.disk.files["/store/commitlog/" + "0" * 20][places[3] + 100] ^= 1
+    units = env.disk.files["/store/consumequeue/T/0/" + "0" * 20]
+    units[20:60] = UNIT.pack(places[1], places[5] - places[1], 0) + UNIT.pack(1 << 40, 200, 0)
+    store = await opened(env)
+    found = await read_all(store, ("T", 0))
+    assert sorted(found) == [0, 1, 2, *range(4, 10)]
     await store.close()
 
 
