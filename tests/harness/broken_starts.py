@@ -134,7 +134,7 @@ def one_start(all_images: list[Image], place: int) -> Damage:
             assert whole.bounds[queue] == again.bounds[queue], f"{queue}: {whole.bounds[queue]}, {again.bounds[queue]}"
         for offset in {**first, **then}:
             torn = bool(whole.cut) and offset >= whole.bounds[queue][1]
-            stored = image.stored[queue][offset][1] if offset < len(image.stored[queue]) else None
+            stored = image.stored[queue][offset][1] if offset in image.stored[queue] else None
             same = then.get(offset) == (stored if torn else first.get(offset))
             assert same or (not image.sums and torn), f"{queue} {offset} differs"
     ends = [(low, high) for low, high in whole.damaged if not any(a <= low < b for a, b in again.damaged)]

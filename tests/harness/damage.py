@@ -3,19 +3,23 @@
     python -m tests.harness.damage --places 100000            every kind of damage in every file
     python -m tests.harness.damage --places 1 --first 4711    one place again
 
-A place is a number: it draws the store (clean stop or killed, flush mode, with or without checksum files), the file,
-the kind of damage and where. The oracle knows nothing of the store but the records as they were acknowledged and the
-bytes that were changed. For each place:
+A place is a number: it draws the store (clean stop or killed, flush mode, with or without checksum files, before or
+after retention), the file, the kind of damage and where: segments, their checksums, units, checkpoints, parts of the
+key index, and what retention notes. The oracle knows nothing of the store but the records as they were acknowledged
+and the bytes that were changed. For each place:
 
 * no record is served that differs from the one that was acknowledged there (its body, where a segment and its checksum
   file are damaged at once);
 * every record whose bytes are unchanged is served, to a filter for its tag too; in a killed store a record behind the
   last durable mark may be cut off, which the recovery says;
 * every record that is not served is accounted for: by a damaged range, or by the bytes that recovery cut;
+* a lookup in the key index finds what is served;
 * the store opens, takes a message, and says the same when it is opened again;
-* of a store that was stopped the reports name every message that is lost, and its offset is not given again. Of one
-  that was killed nothing but the log knows what came behind the last checkpoint: where that is damaged or gone, the
-  report has the range only, and offsets are given again. How often is counted and printed.
+* the reports name every message that is lost by topic, queue and offset, no other one and none that is served, and no
+  offset is given again. Where units of the queue are damaged too, the line that says that they are made again has the
+  count. Not so where a segment and its checksum file are damaged at once, and in a store without checksum files, as one
+  of format 1 is: what came behind the last checkpoint of one that was killed only the log knows, and of one that was
+  stopped only its checkpoint. How often is counted and printed.
 """
 
 from __future__ import annotations
@@ -44,12 +48,14 @@ QUEUES: tuple[Queue, ...] = (("T", 0), ("T", 1), ("%RETRY%g", 0))
 
 
 class Image(NamedTuple):
-    """Files of a store, and what it had acknowledged: (log offset, record) by queue."""
+    """Files of a store, and what it had acknowledged: (log offset, record) by queue and offset."""
 
     name: str
     files: dict[str, bytes]
     directories: dict[str, None]
-    stored: dict[Queue, list[tuple[int, bytes]]]
+    stored: dict[Queue, dict[int, tuple[int, bytes]]]
+    #: Where the queues begin: retention has taken what is before.
+    begins: dict[Queue, int]
     #: From here on the log was not known to be durable when the process was killed.
     unsure: int
     #: There are checksum files. Without them (a store of format 1) heads and properties are not protected.
@@ -58,16 +64,26 @@ class Image(NamedTuple):
     batches: dict[int, tuple[int, int]]
 
 
-async def _image(name: str, flush: str, *, killed: bool, sums: bool, seed: int) -> Image:
+async def _image(
+    name: str, flush: str, *, killed: bool, seed: int, sums: bool = True, turns: int = 60, kept: int = 0
+) -> Image:
+    """``kept`` bytes of the log stay, if that is not 0, when retention comes by; what waits for its retry too."""
     draw = random.Random(seed)
     env = memory_env()
     assert isinstance(env.disk, MemoryDisk)
-    store = await opened(env, flush=flush, checkpoint_interval=1000, flush_interval=1000)
+    store = await opened(env, flush=flush, checkpoint_interval=1000, flush_interval=1000, max_log_bytes=kept)
+    store.keys._entries = 16
+    store.retention.needed = lambda: {("%RETRY%g", 0): 40}
+    stored: dict[Queue, dict[int, tuple[int, bytes]]] = {queue: {} for queue in QUEUES}
     number = 0
     last = 0
     rows: list[tuple[int, ...]] = []
-    for turn in range(60):
-        if turn == 40:
+    for turn in range(turns):
+        if turn == turns - 20:
+            await _found(store)  # which makes parts of the index
+            if kept:
+                _note(store, stored)
+                await store.retention.sweep()
             await store._behind._checkpoint(clean=False)
         waiting = []
         for _ in range(draw.randrange(1, 4)):
@@ -88,22 +104,36 @@ async def _image(name: str, flush: str, *, killed: bool, sums: bool, seed: int) 
     files = {path: bytes(data) for path, data in disk.files.items() if sums or not path.endswith(".sums")}
     if seed % 2:  # as on a disk that reserves space
         files.update({path: data.ljust(65_536, b"\0") for path, data in files.items() if path[len(LOG) :].isdigit()})
-    stored: dict[Queue, list[tuple[int, bytes]]] = {}
     source = store
     if not killed:
         source = await opened(_env(files, disk.directories))
-    for topic, queue_id in QUEUES:
-        entries = source.entries(topic, queue_id, 0, 10_000)
-        stored[topic, queue_id] = [(place, source.read_record(place) or b"") for place, _, _ in entries]
+    _note(source, stored)
+    begins = {queue: source.min_offset(*queue) for queue in QUEUES}
     await source.close()
-    sizes = {place: len(record) for records in stored.values() for place, record in records}
+    sizes = {place: len(record) for records in stored.values() for place, record in records.values()}
     batches = {place: (row[0], row[-1] + sizes[row[-1]]) for row in rows for place in row}
     unsure = last if killed else 1 << 62
     if killed and (flush == "async" or not sums):
         # Nothing was synced since the last checkpoint or the last roll, or nothing that says so is left.
         segments = [int(path[len(LOG) :]) for path, data in files.items() if path[len(LOG) :].isdigit() and any(data)]
         unsure = max(segments)
-    return Image(name, files, dict(disk.directories), stored, unsure, sums, batches)
+    return Image(name, files, dict(disk.directories), stored, begins, unsure, sums, batches)
+
+
+def _note(store: MessageStore, stored: dict[Queue, dict[int, tuple[int, bytes]]]) -> None:
+    for (topic, queue_id), records in stored.items():
+        first = store.min_offset(topic, queue_id)
+        for offset, (place, _, _) in enumerate(store.entries(topic, queue_id, first, 10_000), first):
+            records[offset] = place, store.read_record(place) or b""
+
+
+async def _found(store: MessageStore) -> set[bytes]:
+    """What the key index has of the messages with the tag A."""
+    found = set()
+    for topic in ("T", "%RETRY%g"):
+        looked = await store.keys.find(topic, "A", 0, 1 << 62, tag=True, limit=10_000, max_bytes=1 << 30)
+        found.update(looked.records)
+    return found
 
 
 def _env(files: dict[str, bytes], directories: dict[str, None]) -> Env:
@@ -116,9 +146,11 @@ def _env(files: dict[str, bytes], directories: dict[str, None]) -> Env:
 
 async def images() -> list[Image]:
     return [
-        await _image("clean", "sync", killed=False, sums=True, seed=1),
-        await _image("killed", "sync", killed=True, sums=True, seed=2),
-        await _image("killed async", "async", killed=True, sums=True, seed=3),
+        await _image("clean", "sync", killed=False, seed=1),
+        await _image("killed", "sync", killed=True, seed=2),
+        await _image("killed async", "async", killed=True, seed=3),
+        await _image("clean, retained", "sync", killed=False, seed=6, turns=180, kept=100_000),
+        await _image("killed, retained", "sync", killed=True, seed=7, turns=180, kept=100_000),
         await _image("clean, no checksums", "sync", killed=False, sums=False, seed=4),
         await _image("killed, no checksums", "sync", killed=True, sums=False, seed=5),
     ]
@@ -232,27 +264,40 @@ async def read_all(store: MessageStore, queue: Queue, tag: str = "") -> dict[int
     return found
 
 
-def _unnamed(store: MessageStore, image: Image, found: dict[Queue, dict[int, bytes]]) -> list[tuple[Queue, int]]:
-    """The messages that are not served and that no report names, of those known to be durable if the log was cut."""
-    named = {
+def _named(store: MessageStore) -> set[tuple[Queue, int]]:
+    """The messages that reports name."""
+    return {
         ((topic, queue_id), offset)
         for damage in store.damaged
         for topic, queue_id, first, count in damage.lost
         for offset in range(first, first + count)
     }
-    lost = {
-        (queue, offset)
+
+
+def _promised(store: MessageStore, damage: Damage) -> tuple[set[tuple[Queue, int]], set[tuple[Queue, int]]]:
+    """The messages that are known to be durable if the log was cut; all of them, and those that have to be named."""
+    image, cut = damage.image, store.recovery.truncated_bytes
+    rows = [
+        (queue, offset, at)
         for queue, records in image.stored.items()
-        for offset, (at, _) in enumerate(records)
-        if offset not in found[queue] and not (store.recovery.truncated_bytes and at >= image.unsure)
-    }
-    return sorted(lost - named)
+        for offset, (at, _) in records.items()
+        if offset >= image.begins[queue] and not (cut and at >= image.unsure)
+    ]
+    strict = image.sums or (image.name.startswith("clean") and _is_intact(damage, "/checkpoint"))
+    both = {base for base in {at // 65_536 for _, _, at in rows} if image.sums and _both(damage, base * 65_536)}
+    named = {(queue, offset) for queue, offset, at in rows if strict and at // 65_536 not in both}
+    return {(queue, offset) for queue, offset, _ in rows}, named
+
+
+def _is_intact(damage: Damage, what: str) -> bool:
+    """Whether all files are as they were that have this in their path."""
+    return all(damage.files.get(path) == data for path, data in damage.image.files.items() if what in path)
 
 
 async def one_place(all_images: list[Image], place: int) -> Damage:
     """Damage a store and judge what comes of it; AssertionError says what is wrong."""
     damage = draw_damage(all_images, place)
-    unnamed: list[tuple[Queue, int]] = []
+    unnamed = 0
     image = damage.image
     env = _env(damage.files, image.directories)
     earlier: dict[Queue, dict[int, bytes]] = {}
@@ -268,15 +313,16 @@ async def one_place(all_images: list[Image], place: int) -> Damage:
                 f"a filter gets others of {queue}"
             )
             for offset, record in found.items():
-                expected = image.stored[queue][offset][1] if offset < len(image.stored[queue]) else None
+                expected = image.stored[queue][offset][1] if offset in image.stored[queue] else None
                 fits = record == expected or offset in earlier.get(queue, {})
                 weak = not image.sums or (expected is not None and _both(damage, image.stored[queue][offset][0]))
                 assert fits or weak, f"wrong bytes at {queue} {offset}"
-            for offset, (at, record) in enumerate(image.stored[queue]):
+            for offset, (at, record) in image.stored[queue].items():
                 if offset in found:
                     weak = not image.sums or _both(damage, at)
                     same = found[offset] == record or (weak and _body(found[offset]) == _body(record))
                     assert same, f"wrong bytes at {queue} {offset}"
+                if offset in found or offset < image.begins[queue]:
                     continue
                 unsure = at >= image.unsure and cut > 0
                 unsure |= not image.sums and at >= 65_536  # a checkpoint may be all that knew of the last segment
@@ -284,16 +330,22 @@ async def one_place(all_images: list[Image], place: int) -> Damage:
                 assert unsure or not _unchanged(damage, at, record), f"{queue} {offset} is intact and is not served"
                 known = any(bad.offset < at + len(record) and at < bad.end for bad in store._log.damage)
                 assert unsure or known or cut or not image.sums, f"{queue} {offset} is lost and nobody says so"
+        tagged = {record for found in now.values() for record in found.values() if _tag(record) == "A"}
+        assert await _found(store) == tagged or not image.sums, "the key index finds others"
         await asyncio.sleep(0)  # reports are made
         if start == 0:
-            unnamed = _unnamed(store, image, now)
-        if image.name.startswith("clean") and all(
-            damage.files.get(path) == data for path, data in image.files.items() if "/checkpoint" in path
-        ):
-            assert not unnamed or not image.sums, f"no report names {unnamed}"
-            for queue in QUEUES:
-                count = len(image.stored[queue])
-                assert store.max_offset(*queue) >= count, f"{queue} ends at {store.max_offset(*queue)}, not {count}"
+            promised, strict = _promised(store, damage)
+            named = _named(store)
+            served = {(queue, offset) for queue, found in now.items() for offset in found}
+            unnamed = len(promised - served - named)
+            whole = [queue for queue in QUEUES if _is_intact(damage, "/consumequeue/{}/{}/".format(*queue))]
+            missing = sorted(each for each in strict - served - named if image.sums and each[0] in whole)
+            assert not missing, f"no report names {missing}"
+            assert named <= {(queue, offset) for queue, records in image.stored.items() for offset in records}, named
+            wrong = sorted(each for each in named & served if each[0] in whole)
+            assert not wrong, f"a report names {wrong}, which are served"
+            again = sorted(each for each in strict if each[1] >= store.max_offset(*each[0]))
+            assert not again, f"offsets will be given again: {again}"
         new = await put(store, "new", 0, b"%d" % start)
         assert new.queue_offset == start
         for queue, found in earlier.items():
@@ -301,7 +353,7 @@ async def one_place(all_images: list[Image], place: int) -> Damage:
         earlier = now
         await asyncio.sleep(0)
         await store.close()
-    return damage._replace(unnamed=len(unnamed))
+    return damage._replace(unnamed=unnamed)
 
 
 async def run(first: int, places: int) -> int:

@@ -571,6 +571,10 @@ BREAKAGES: Final[dict[str, Breakage]] = {
         "aiorocket.storage.recovery:LogSteps._keep_numbers", "if not self.lost and not self.rebuilding:", "if True:",
         damaged_stores,
     ),
+    "messages that only checksum files know are not counted": Breakage(
+        "aiorocket.storage.queue_recovery:QueueSteps.keep_counts", "if self.lost else ()", "if False else ()",
+        damaged_stores,
+    ),
 }  # fmt: skip
 
 #: What the project was asked to find; the harness tries to each time. The ninth, "a lease counted from the answer",
@@ -591,7 +595,7 @@ FOUND: Final[dict[str, int]] = {
     "ack before fsync": 1,
     "recovery without CRC": 1,
     "recovery that overlooks a sector never written": 7,
-    "recovery that believes a record anywhere": 5,
+    "recovery that believes a record anywhere": 2,
     # recovery that does not zero the rest: not found in 200 seeds (but in the 288th, 2026-11-29)
     "recovery that does not sync what it found": 4,
     "a torn tail taken for damage": 1,
@@ -636,7 +640,7 @@ FOUND: Final[dict[str, int]] = {
     "a read that counts too many": 1,
     "a read without a limit of bytes": 1,
     "a filtered read that passes over a message": 2,
-    "a filtered read that stops at the first": 4,
+    "a filtered read that stops at the first": 2,
     "a rolled-back append keeps its tail": 1,
     "a rolled-back append keeps its offset": 1,
     "a rolled-back append stays in memory": 2,
@@ -721,13 +725,14 @@ FOUND: Final[dict[str, int]] = {
     "a request that waits for ever": 1,
     "a registration whose topics are not kept": 1,
     "a checksum never checked": 1,
-    "a unit that is believed": 1,
-    "a record without checksums that is believed": 1,
+    "a unit that is believed": 10,
+    "a record without checksums that is believed": 10,
     "damage that is served": 1,
     "a reader that stays in front of damage": 1,
-    "offsets of lost messages given again": 4,
+    "offsets of lost messages given again": 6,
+    "messages that only checksum files know are not counted": 7,
     "damage that ends the log": 1,
-    "damage that is not said": 17,
+    "damage that is not said": 1,
     "units made again without the last": 1,
 }
 
