@@ -4,6 +4,7 @@ our sources and sinks raise is shown with every line that it came through."""
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from functools import wraps
 from inspect import isgeneratorfunction
@@ -12,7 +13,7 @@ from typing import Any, TypeVar, cast
 from aiorocket.errors import RocketError
 from aiorocket_protocol import ProtocolError
 
-__all__ = ("explain", "is_spark_failure", "untraced")
+__all__ = ("explain", "is_spark_failure", "raised", "untraced")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -32,7 +33,7 @@ def is_spark_failure(error: BaseException) -> bool:
 def explain(error: BaseException) -> str:
     """The cause of a failure of Spark's: what Python code in a task raised, else the first line of what Spark says."""
     text = str(error)
-    ours = [found for found in _RAISED.finditer(text) if found[0].startswith("aiorocket")]
+    ours = _ours(text)
     if ours:
         return ours[-1][2].strip()[:_SHOWN]
     told = [found for found in _RAISED.finditer(text) if not found[1].startswith(("Py4J", "Spark"))]
@@ -42,6 +43,21 @@ def explain(error: BaseException) -> str:
         return _of_java(text)[:_SHOWN]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:_SHOWN]
+
+
+def raised(error: BaseException) -> type[BaseException]:
+    """The class of our error that a task raised, where ``error`` is Spark's failure of it; else that of ``error``."""
+    ours = _ours(str(error)) if is_spark_failure(error) else []
+    if ours:
+        module, _, name = ours[-1][0].partition(": ")[0].rpartition(".")
+        found = getattr(sys.modules.get(module), name, None)
+        if isinstance(found, type) and issubclass(found, BaseException):
+            return found
+    return type(error)
+
+
+def _ours(text: str) -> list[re.Match[str]]:
+    return [found for found in _RAISED.finditer(text) if found[0].startswith("aiorocket")]
 
 
 def _of_java(text: str) -> str:

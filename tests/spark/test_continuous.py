@@ -17,12 +17,14 @@ from urllib.request import urlopen
 
 import pytest
 from click.testing import CliRunner
+from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
 from aiorocket.cli.lake.run import pages
 from aiorocket.cli.main import cli
 from aiorocket.errors import ConfigError, NotConnectedError, UsageError
 from aiorocket.runtime.clock import WallClock
+from aiorocket.spark.fetch import DataLossError
 from aiorocket.spark.steps.continuous import Continuous, Health, Plan
 from aiorocket.spark.steps.files.claims import ClaimLostError
 from aiorocket.spark.steps.files.folder import Folder
@@ -127,6 +129,13 @@ def test_a_round_that_fails_is_tried_again_later_and_later(tmp_path: Path) -> No
         with pytest.raises(type(ends[-1])):
             pipeline.run()
         assert pipeline.ends == [None]
+    # A task's, as Spark tells it.
+    for told, final in ((f"{DataLossError.__module__}.DataLossError: 3 are gone", True), (str(away), False)):
+        failure = PythonException(f'Job aborted: Traceback (most recent call last):\n  File "x"\n{told}\n\n\tat java')
+        pipeline = Failing(for_ever, failure, None)
+        with pytest.raises(PythonException) if final else nullcontext():
+            pipeline.run()
+        assert pipeline.ends == ([None] if final else [])
     with pytest.raises(NotConnectedError):
         Failing(for_ever, away, None).run(once=True)
     # The store was away: the next round takes a new claim, or hears who has one, which is for good.

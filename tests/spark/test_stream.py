@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql.functions import col
 
 from aiorocket.embedded import Embedded, embed
 from aiorocket.runtime.threads import loop_in_thread
-from aiorocket.spark import bridge, cluster
+from aiorocket.spark import DataLossError, bridge, cluster, explain
+from aiorocket.spark.failures import raised
 from aiorocket.spark.offsets import from_nested
 from aiorocket.spark.options import SourceOptions
 from tests.spark.producing import create_topic, send
@@ -170,6 +171,17 @@ def test_retention_that_passes_the_query(spark: SparkSession, mq: Embedded, topi
         assert said in str(caught.value)
     archive(spark, nameserver, lake, topic, failOnDataLoss="false")
     assert archived(spark, lake) == names(0, 10) + names(20, 30)
+
+
+def test_what_a_task_raised_is_told_from_what_spark_raises(spark: SparkSession, mq: Embedded, topic: str) -> None:
+    send(mq.nameserver_address, topic, names(0, 10), queues=1)
+    frame = spark.read.format("rocketmq").options(nameServer=mq.nameserver_address, topic=topic).load()
+    assert frame.rdd.getNumPartitions() == 1  # which plans it
+    mq.broker.store._queues[topic, 0].min_offset = 5
+    with pytest.raises(PySparkException) as caught:
+        frame.collect()
+    assert raised(caught.value) is DataLossError and "queue 0, offset 0: up to" in explain(caught.value)
+    assert raised(ValueError("x")) is ValueError
 
 
 @pytest.mark.spark_long

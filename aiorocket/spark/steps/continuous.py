@@ -17,7 +17,7 @@ from aiorocket.errors import ConfigError, UsageError
 from aiorocket.runtime.clock import WallClock
 from aiorocket.spark import bridge
 from aiorocket.spark.columns import selected_columns, spark_schema
-from aiorocket.spark.failures import explain
+from aiorocket.spark.failures import explain, raised
 from aiorocket.spark.fetch import DataLossError
 from aiorocket.spark.options import SourceOptions
 from aiorocket.spark.steps.archives.archive import archive
@@ -279,7 +279,8 @@ class Continuous:
                 failures += 1
                 self.health.failures += 1
                 self.health.problem = explain(error)
-                final = isinstance(error, _FINAL) and not isinstance(error, ClaimLostError)
+                kind = raised(error)
+                final = issubclass(kind, _FINAL) and not issubclass(kind, ClaimLostError)
                 if once or final or failures == self._plan.attempts or not self._lives():
                     raise
                 wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** min(failures - 1, 16))
