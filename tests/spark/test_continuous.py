@@ -23,6 +23,7 @@ from pyspark.sql import SparkSession
 from aiorocket.cli.lake.run import pages
 from aiorocket.cli.main import cli
 from aiorocket.errors import ConfigError, NotConnectedError, UsageError
+from aiorocket.model import Queue
 from aiorocket.runtime.clock import WallClock
 from aiorocket.spark.fetch import DataLossError
 from aiorocket.spark.steps.continuous import Continuous, Health, Plan
@@ -216,6 +217,25 @@ def test_rows_of_a_round_before_are_not_counted_again(tmp_path: Path, monkeypatc
     pipeline.round()
     pipeline.round()
     assert (pipeline.health.rows["windows"], reports) == (2, [])
+
+
+def test_a_round_that_went_on_without_lost_rows_does_not_end_as_if_nothing_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = Queue("t", "broker-a", 0)
+    whole, lacking = StepReport("archive", 3, 3), StepReport("archive", 3, 3, {queue: (0, 5)}, missing={queue: 2})
+    table = StepReport("windows", 3, 1, {queue: (0, 5)}, missing={queue: 2})  # of all that was ever archived
+    monkeypatch.setattr("aiorocket.spark.quiet_session.session_for", lambda *_, **__: nullcontext())
+    monkeypatch.setattr("aiorocket.spark.steps.continuous.run_windows", lambda *_, **__: table)
+    monkeypatch.setattr("aiorocket.spark.steps.continuous.behind", lambda *_, **__: [])
+    plan_of(tmp_path, "t", 'topic = "{topic}"\npath = "{path}"\n[windows]\n[options]\nfailOnDataLoss = "false"')
+    for report, code, end in ((lacking, 1, "; INCOMPLETE: 2 rows gone before they were archived"), (whole, 0, "")):
+        monkeypatch.setattr("aiorocket.spark.steps.continuous.archive", lambda *_, report=report, **__: report)
+        ran = CliRunner().invoke(cli, ["lake", "run", str(tmp_path / "pipeline.toml"), "--once"])
+        *lines, last = ran.stderr.splitlines()
+        assert (ran.exit_code, last) == (code, f"ended after 1 round; rows: archive 3, windows 1{end}"), ran.stderr
+        told = [line for line in lines if line.startswith("archive: ")]
+        assert told and ("INCOMPLETE" in told[0]) == bool(code)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,8 @@ def run(file: str, name_server: str, once: bool, check: bool, metrics: tuple[str
     """Run a pipeline round after round: archive a topic, decode, deduplicate and count what is new.
 
     SIGTERM and Ctrl-C end it when the batch on the way is done. A round that fails is tried again after a while, each
-    step goes on where its record ends. Exits with 1 when that cannot help. docs/spark.md has the file.
+    step goes on where its record ends. Exits with 1 when that cannot help, and with --once when rows were gone before
+    they were archived. docs/spark.md has the file.
     """
     interrupts = Interrupts(gently=not check)
     interrupts.take()  # now: for a container's first process, a signal without a handler is none
@@ -121,7 +122,11 @@ def _run(
                     pipeline.run(once=once)
                 rows = ", ".join(f"{name} {count:,}" for name, count in pipeline.health.rows.items())
                 page.tell()
-                say(f"ended after {plural(pipeline.health.rounds, 'round')}; rows: {rows or 'none'}")
+                lost = pipeline.health.lost
+                gone = f"; INCOMPLETE: {plural(lost, 'row')} gone before they were archived" if lost else ""
+                say(f"ended after {plural(pipeline.health.rounds, 'round')}; rows: {rows or 'none'}{gone}")
+        if once and lost:
+            sys.exit(1)
     finally:
         bridge.close()
 

@@ -218,7 +218,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 @dataclass
 class Health:
     """What a round leaves for those who watch. Times are the wall clock's, in milliseconds; counts are of this process.
-    ``problem`` is why the last round failed."""
+    ``problem`` is why the last round failed, ``lost`` how many rows were gone before they were archived."""
 
     began_ms: int
     rounds: int = 0
@@ -229,6 +229,7 @@ class Health:
     rows: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     missing: dict[str, int] = field(default_factory=dict)
+    lost: int = 0
     quarantined: int = 0
 
 
@@ -385,6 +386,8 @@ class Continuous:
         health.rows[name] = health.rows.get(name, 0) + (0 if report.details.get("up_to_date") else report.rows_out)
         health.seconds[name] = health.seconds.get(name, 0.0) + report.seconds
         health.missing[name] = sum(report.missing.values())
+        if name == ARCHIVE:  # the other steps lack what it lacks, some in each round from then on
+            health.lost += health.missing[name]
         if name == "decode":
             quarantined: Any = report.details.get("quarantined", 0)
             health.quarantined += quarantined
