@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -247,6 +248,26 @@ def test_a_table_of_many_runs_has_few_files(
     assert compact(spark, path).rows_in == 0  # nothing to do but to clean
     assert len(list(tmp_path.glob("rows/run=*/*.parquet"))) == 1 + 3  # of the first, an hour is not over
     assert sorted(deltalake.DeltaTable(f"{path}/rows").to_pyarrow_table()["id"].to_pylist()) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("format", ["delta", "iceberg"])
+def test_a_table_gets_the_column_that_a_later_release_writes(
+    request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, format: str
+) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    if format == "iceberg":
+        request.getfixturevalue("pyiceberg")
+    table = Table.open(str(tmp_path), "x", {}, format)
+    table.write({"rows": spark.range(2).coalesce(1)}, {Q0: (0, 2)}, 2)
+    table.write({"rows": spark.sql("SELECT 2L AS id, 'new' AS more")}, {Q0: (2, 3)}, 1)
+    if format == "delta":
+        found = deltalake.DeltaTable(f"{tmp_path}/rows").to_pyarrow_table()
+    else:
+        kept = table.iceberg("rows")
+        with closing(kept.catalog):
+            found = kept.scan().to_arrow()
+    rows = zip(found["id"].to_pylist(), found["more"].to_pylist(), strict=True)
+    assert sorted(rows) == [(0, None), (1, None), (2, "new")]
 
 
 @pytest.mark.spark_long

@@ -384,7 +384,7 @@ class Table:
         now = WallClock().wall_ms()
         for part in sorted({file.part for file in snapshot.files}):
             own = {file.path.removeprefix(f"{part}/"): file for file in snapshot.files if file.part == part}
-            newest = next(iter(own.values()))
+            newest = list(own.values())[-1]
             self.folder.need([newest])
             with self.folder.filesystem.open_input_file(self.folder.full(newest.path)) as stream:
                 told = pq.ParquetFile(stream).schema_arrow.remove_metadata().append(pa.field("run", pa.string()))
@@ -404,6 +404,9 @@ class Table:
             changed = evolved or known is None or known != rewritten
             actions: list[Any] = []
             if not evolved:
+                there = {each.name for each in table.schema().fields}
+                if more := [each for each in schema.fields if each.name not in there]:  # of a later release
+                    table.alter.add_columns([deltalake.Field(each.name, each.type, nullable=True) for each in more])
                 actions += [RemoveAction(path, changed, now) for path in sorted(here - own.keys())]
             for path in sorted(own.keys() - here):
                 run, stats = path.partition("/")[0].removeprefix("run="), json.dumps({"numRecords": own[path].rows})
