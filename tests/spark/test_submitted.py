@@ -1,13 +1,14 @@
 """``spark-submit`` to a standalone cluster of two workers, whose executors have nothing but Python: aiorocket comes as
-a zip, numpy, pyarrow and msgspec in an archive."""
+a zip, numpy, pyarrow and msgspec in an archive, by the very lines of the README."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
-import tarfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,9 +27,10 @@ from aiorocket.spark.shipping import bundle
 from tests.ports import free_port
 from tests.spark.producing import create_topic, send
 
-pytestmark = [pytest.mark.spark_long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark_long, pytest.mark.timeout(600)]  # pip fetches 60 MB
 _SPARK = Path(pyspark.__path__[0])
 _LIBRARIES = (msgspec, numpy, pyarrow)
+_README = Path(__file__).parents[2] / "aiorocket" / "spark" / "README.md"
 
 JOB = """
 import json, sys
@@ -85,15 +87,10 @@ def wait_for_workers(page: int, count: int) -> None:
     raise AssertionError(f"{count} workers were not there in time")
 
 
-def pack(archive: Path) -> None:
-    """The libraries as ``pip install --target`` has them, but for what no task imports."""
-    left_out = ("/tests", "/include", "/__pycache__")
-    with tarfile.open(archive, "w:gz", compresslevel=0) as tar:
-        for library in _LIBRARIES:
-            place = Path(library.__path__[0])
-            for each in (place, place.with_name(f"{place.name}.libs")):
-                if each.is_dir():
-                    tar.add(each, each.name, filter=lambda one: None if one.name.endswith(left_out) else one)
+def documented(row: str) -> list[str]:
+    """What stands as code behind ``row`` of the README's table of ways to executors."""
+    [text] = re.findall(rf"^\| {re.escape(row)} \| (.+) \|$", _README.read_text(), re.MULTILINE)
+    return re.findall(r"`([^`]+)`", text)
 
 
 def test_a_job_brings_aiorocket_to_a_cluster_that_has_none(nameserver: str, tmp_path: Path) -> None:
@@ -115,13 +112,16 @@ def test_a_job_brings_aiorocket_to_a_cluster_that_has_none(nameserver: str, tmp_
     }  # fmt: skip
     conf = {
         **TEST_CONF, "spark.executor.extraJavaOptions": java, "spark.executor.memory": "512m",
-        "spark.ui.enabled": "false", "spark.executorEnv.PYTHONPATH": "env",
+        "spark.ui.enabled": "false",
         # Tasks begin when both executors are there.
         "spark.cores.max": "2", "spark.scheduler.minRegisteredResourcesRatio": "1",
         "spark.scheduler.maxRegisteredResourcesWaitingTime": "200s",
     }  # fmt: skip
-    bundle(str(tmp_path / "aiorocket.zip"))
-    pack(tmp_path / "env.tar.gz")
+    [zipped] = re.findall(r'^[\w.]+\.bundle\("(.+)"\)$', documented("`spark-submit --py-files`")[0])
+    bundle(str(tmp_path / zipped))
+    packs, brings = documented("executors that have none of these")
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))  # of a virtual environment the pip
+    subprocess.run(packs, shell=True, check=True, cwd=tmp_path, env={**os.environ, "PATH": path}, timeout=250)
     (tmp_path / "job.py").write_text(JOB)
     port, page = free_port(), free_port()
     here, master = ("--host", "127.0.0.1"), f"spark://127.0.0.1:{port}"
@@ -136,9 +136,8 @@ def test_a_job_brings_aiorocket_to_a_cluster_that_has_none(nameserver: str, tmp_
         wait_for_workers(page, 2)
         done = subprocess.run(
             [
-                _SPARK / "bin" / "spark-submit", "--master", master, "--py-files", "aiorocket.zip",
-                "--archives", "env.tar.gz#env", *(f"--conf={name}={value}" for name, value in conf.items()), "job.py",
-                nameserver,
+                _SPARK / "bin" / "spark-submit", "--master", master, "--py-files", zipped, *shlex.split(brings),
+                *(f"--conf={name}={value}" for name, value in conf.items()), "job.py", nameserver,
             ],
             cwd=tmp_path, capture_output=True, text=True, timeout=240,
             env={**env, "PYTHONPATH": os.pathsep.join(dict.fromkeys(libraries))},
