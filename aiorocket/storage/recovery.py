@@ -324,8 +324,8 @@ class LogSteps(QueueSteps):
             return
         segment = self.segments[-1]
         if segment.end <= self.end:
-            if self.records:
-                # It is full to its last byte, but a process that was killed may not have come to its sync.
+            if self.records or not self.clean:
+                # It is full, if only by a blank, but a process that was killed may not have come to its sync.
                 file = self.disk.open(segment.path)
                 try:
                     _write_again(file, self.durable - segment.base, segment.capacity)

@@ -110,7 +110,7 @@ BREAKAGES: Final[dict[str, Breakage]] = {
         "aiorocket.storage.recovery:LogSteps.finish", "segment.cut(position)", "None", power_cuts
     ),
     "recovery that does not sync what it found": Breakage(
-        "aiorocket.storage.recovery:LogSteps.finish", "if self.records:", "if False:", power_cuts
+        "aiorocket.storage.recovery:LogSteps.finish", "if self.records or not self.clean:", "if False:", power_cuts
     ),
     "a torn tail taken for damage": Breakage(
         "aiorocket.storage.recovery:LogSteps.scan", "durable is not None and item.offset >= durable", "False",
