@@ -29,7 +29,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from aiorocket import (
     Client,
@@ -48,12 +48,12 @@ from aiorocket import (
 from aiorocket.nameserver import NameServer
 from aiorocket.runtime import memory_env
 from tests.harness.crash_broker import POINTS
+from tests.harness.crash_history import GROUPS, History, check
 
-__all__ = ("ROUND", "History", "Load", "broker_process", "check", "run")
+__all__ = ("ROUND", "Load", "broker_process", "run")
 
 #: Cycles until everything has to have arrived.
 ROUND = 50
-GROUPS = ("concurrent", "in-order", "popping")
 _HOUR = 3600.0
 #: Seconds for which a popped message stays with its member.
 _INVISIBLE = 2.0
@@ -61,115 +61,6 @@ _INVISIBLE = 2.0
 _STOP = 4.5
 #: Messages that may be under way before the producers wait: retention must not overtake a consumer.
 _UNDER_WAY = 400
-
-
-class History:
-    """Lines of what happened in a round. One that was ended in the middle begins anew, with another topic: nobody knows
-    what it had on its way."""
-
-    def __init__(self, path: Path) -> None:
-        self.rows: list[list[Any]] = []
-        self._file: TextIO = path.open("w")
-        self._acknowledged: set[str] = set()
-        self._delivered: dict[str, set[str]] = {group: set() for group in GROUPS}
-        #: Acknowledged and due at once, and not delivered so far, by group.
-        self.waiting: dict[str, set[str]] = {group: set() for group in GROUPS}
-
-    def add(self, *row: Any) -> None:
-        self.rows.append(list(row))
-        self._file.write(json.dumps(row) + "\n")
-        if row[0] == "ok":
-            self._acknowledged.add(row[1])
-            for group, waiting in self.waiting.items():
-                if row[2] is not None and row[1] not in self._delivered[group]:
-                    waiting.add(row[1])
-        elif row[0] == "got":
-            self._delivered[row[2]].add(row[1])
-            self.waiting[row[2]].discard(row[1])
-
-    def missing(self) -> int:
-        """How often a message that was acknowledged has not reached a group."""
-        return sum(len(self._acknowledged - delivered) for delivered in self._delivered.values())
-
-    async def arrived(self, patience: float) -> None:
-        """Return when nothing is missing any more, or nothing has come for ``patience`` seconds."""
-        left, until = self.missing(), time.monotonic() + patience
-        while left and time.monotonic() < until:
-            await asyncio.sleep(0.5)
-            if (now := self.missing()) < left:
-                left, until = now, time.monotonic() + patience
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def check(rows: list[list[Any]]) -> list[str]:
-    """What a history breaks:
-
-    * what was acknowledged, or whose local transaction was committed, reaches every group;
-    * what surely was not stored, or was rolled back, reaches nobody, and so does what was never sent;
-    * a queue offset is one message, whoever gets it and how often;
-    * what an idempotent producer sent is stored once;
-    * the orderly group gets the messages of a queue for the first time in the order of their offsets;
-    * what was acknowledged in the time of its first pop is not popped again, unless a clock was set, which ends that
-      time for a broker that starts (but delays, timers and transactions may be stored twice, and so may the copy of a
-      message whose pop was over, when the broker dies before the record of it);
-    * a timer message does not come early, unless a clock was set.
-
-    Rows are [what, body, ...]: ok and got with the place, due, once, acked, clock; unknown and fail."""
-    broken: list[str] = []
-    acked = {body for what, body, *_ in rows if what == "ok"}
-    never = {body for what, body, *_ in rows if what == "fail"}
-    sent = {body for what, body, *_ in rows if what in ("ok", "fail", "unknown")}
-    once = {body for what, body, *_ in rows if what == "once"}
-    single = {body for what, body, *rest in rows if what == "ok" and rest[0] is not None}
-    due = {body: rest[0] for what, body, *rest in rows if what == "due"}
-    if any(what == "clock" for what, *_ in rows):
-        due.clear()
-        single.clear()
-    places: dict[tuple[int, int], str] = {}
-    stored: dict[str, tuple[int, int]] = {}
-    delivered: dict[str, set[str]] = {group: set() for group in GROUPS}
-    last: dict[int, int] = {}
-    popped: Counter[str] = Counter()
-    done: set[str] = set()
-    for what, body, *rest in rows:
-        if what == "ok" and rest[0] is not None:
-            queue, offset = rest[:2]
-        elif what == "got":
-            group, queue, offset, at = rest
-            delivered[group].add(body)
-            if body not in sent:
-                broken.append(f"{body} was delivered and never sent")
-            if at < due.get(body, 0):
-                broken.append(f"{body} came {due[body] - at} ms before its time")
-            if group == "popping":
-                popped[body] += 1
-                if body in done:
-                    broken.append(f"{body} was popped again after it had been acknowledged")
-                continue  # its retries have places of their own
-            if group == "in-order":
-                if offset > last.get(queue, -1) + 1 and queue in last:
-                    broken.append(f"queue {queue}: offset {offset} came first after {last[queue]}")
-                last[queue] = max(last.get(queue, -1), offset)
-        else:
-            if what == "acked" and body in single and popped[body] == 1:
-                done.add(body)
-            continue
-        if places.setdefault((queue, offset), body) != body:
-            broken.append(f"queue {queue} offset {offset} is {places[queue, offset]} and {body}")
-        first = stored.setdefault(body, (queue, offset))
-        if body in once and first != (queue, offset):
-            broken.append(f"{body} is stored at {first} and at {(queue, offset)}")
-    for group, bodies in delivered.items():
-        broken += _named(acked - bodies, f"was acknowledged and never reached {group}")
-        broken += _named(never & bodies, f"was refused and reached {group}")
-    return broken
-
-
-def _named(bodies: set[str], what: str) -> list[str]:
-    more = [f"and so it is with {len(bodies) - 20} more"] if len(bodies) > 20 else []
-    return [f"{body} {what}" for body in sorted(bodies)[:20]] + more
 
 
 class Load:

@@ -28,7 +28,8 @@ from typing import NamedTuple
 from aiorocket import Admin, Client, ClientConfig, NameServerConfig, Producer, RemotingConfig, RocketError
 from aiorocket.nameserver import NameServer
 from aiorocket.runtime import memory_env
-from tests.harness.crash import History, Load, broker_process, check
+from tests.harness.crash import Load, broker_process
+from tests.harness.crash_history import History, check
 from tests.harness.hostile_memory import rss
 
 __all__ = ("Round", "run", "slower")

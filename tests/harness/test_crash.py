@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.harness.crash import GROUPS, check, run
+from tests.harness.crash import run
 from tests.harness.crash_broker import POINTS
+from tests.harness.crash_history import GROUPS, check
 from tests.harness.soak import GROWTH, Round, slower
 from tests.harness.soak import run as soak
 
