@@ -2,8 +2,8 @@
 but a store and its disk.
 
 Each time the store is opened again and read from end to end. What was acknowledged is there, at its place and with its
-bytes; what was not is there whole or not at all; nothing else is there. Beside it a state file is saved: it never goes
-back behind a save that was done.
+bytes; what was not is there whole or not at all, and what a start did not find is gone for good; nothing else is there.
+Beside it a state file is saved: it never goes back behind a save that was done.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class _Run:
         self._loop = sim.loop
         self._env = env
         self._disk = disk
-        self._sent: set[str] = set()
+        self._sent = 0
+        #: What may be found: sent since the last start, or found by it.
+        self._possible: set[str] = set()
         self._saved = 0
         self._wanted = 0
 
@@ -96,8 +98,9 @@ class _Run:
         self._saved = max(self._saved, number)
 
     def _append(self, store: MessageStore) -> None:
-        key = f"m{len(self._sent)}"
-        self._sent.add(key)
+        key = f"m{self._sent}"
+        self._sent += 1
+        self._possible.add(key)
         queue_id = self.draw.randrange(_QUEUES)
 
         def done(result: PutResult) -> None:
@@ -122,7 +125,7 @@ class _Run:
         for place, key in self.acknowledged.items():
             assert found.get(place) == key, f"{key} was acknowledged at {place}, there is {found.get(place)}"
         for place, key in found.items():
-            assert key in self._sent, f"at {place} is {key}, which nobody sent"
+            assert key in self._possible, f"at {place} is {key}, which nobody sent or an earlier start did not find"
         assert len(set(found.values())) == len(found), "a message is there twice"
         # A torn blank may be called damage: it is too short for a message.
         damaged = [bad for bad in store.recovery.damaged if bad.end - bad.offset >= MIN_RECORD]
@@ -131,4 +134,5 @@ class _Run:
         number = 0 if value is None else int(value["n"])
         assert self._saved <= number <= self._wanted, f"the state is {number} after {self._saved} was saved"
         self.acknowledged.update(found)  # it is visible, so it stays
+        self._possible = set(found.values())
         return store
