@@ -1,5 +1,6 @@
 """Groups whose listeners take long: orderly ones whose calls outlast their locks and once in a while keep the loop for
-that long, and broadcasting members, each of which reads everything and goes on where its own file says."""
+that long, on links that are slow and then away, and broadcasting members, each of which reads everything and goes on
+where its own file says."""
 
 from __future__ import annotations
 
@@ -58,7 +59,11 @@ def long_calls(seed: int) -> int:
         for _ in range(3):
             await asyncio.sleep(draw.uniform(1.0, 20.0))
             member = draw.choice(members)
-            if draw.random() < 0.5:
+            fate = draw.random()
+            if fate < 0.6:
+                if fate < 0.4:  # the last that is heard of the broker was long on its way
+                    cluster.slow_link(member.address, cluster.brokers[0].address, 0.5, 2.9)
+                    await asyncio.sleep(draw.uniform(15.0, 45.0))
                 cluster.partition([member.address], [cluster.brokers[0].address])
                 await asyncio.sleep(draw.uniform(20.0, 50.0))
                 cluster.heal()
