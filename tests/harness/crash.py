@@ -4,11 +4,13 @@
 
 The broker is a process (``crash_broker.py``); name server, producers and consumers live in this one and see only the
 wire. A cycle ends with SIGKILL at a random moment, or at a named place when it is reached for the n-th time; now and
-then the broker, or all its clients, stand still for longer than every lease (SIGSTOP, a blocked loop), and with
-``--clocks`` the next broker's wall clock is an hour off.
+then the broker, or all clients here, stand still for longer than every lease (SIGSTOP, a blocked loop), and with
+``--clocks`` the next broker's wall clock is an hour off. One consumer of each group is a process of its own
+(``crash_member.py``), which stands still alone every few seconds, over ends of brokers and while one lives: others take
+its queues, and then it goes on.
 
-Eight producers send single messages, keyed ones, delayed ones, timers, transactions and idempotent ones; two members
-consume concurrently, two in order, two pop, forget and give back. Every outcome and every delivery is a line of
+Eight producers send single messages, keyed ones, delayed ones, timers, transactions and idempotent ones; three members
+consume concurrently, three in order, two pop, forget and give back. Every outcome and every delivery is a line of
 ``history-N.jsonl``; ``check`` knows nothing else. After ``ROUND`` cycles everything has to have arrived, the history
 is checked, and the next round begins with a topic of its own in the same store.
 """
@@ -32,9 +34,8 @@ from pathlib import Path
 from typing import Any
 
 from aiorocket import (
+    Admin,
     Client,
-    Consumer,
-    ConsumerConfig,
     Message,
     NameServerConfig,
     Producer,
@@ -48,7 +49,8 @@ from aiorocket import (
 from aiorocket.nameserver import NameServer
 from aiorocket.runtime import memory_env
 from tests.harness.crash_broker import POINTS
-from tests.harness.crash_history import GROUPS, History, check
+from tests.harness.crash_history import History, check, taken_over
+from tests.harness.crash_member import STILL, client_config, consume, member_process
 
 __all__ = ("ROUND", "Load", "broker_process", "run")
 
@@ -57,7 +59,7 @@ ROUND = 50
 _HOUR = 3600.0
 #: Seconds for which a popped message stays with its member.
 _INVISIBLE = 2.0
-#: Longer than every lease of the configuration: locks 4 s, invisible times 2 s.
+#: Longer than every lease of the configuration: locks 4 s, members 3 s, invisible times 2 s.
 _STOP = 4.5
 #: Messages that may be under way before the producers wait: retention must not overtake a consumer.
 _UNDER_WAY = 400
@@ -75,21 +77,21 @@ class Load:
         self._decided: dict[str, TxState] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
+        #: A number of the broker's life, to be counted on when it serves and when it has died.
+        self.life = 0
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Everybody at work; ``stop_sending`` ends the producers, leaving the block the rest."""
-        config = ConsumerConfig(pull_error_delay=0.1, lock_renew_interval=0.5, lock_validity=2.0)
+        config = client_config(self._nameserver)
         async with AsyncExitStack() as stack:
-            clients = [await stack.enter_async_context(Client(nameservers=self._nameserver)) for _ in range(2)]
-            for client in clients:
-                for group in GROUPS[:2]:
-                    consumer = client.consumer(group, config=config)
-                    self._listen(consumer, group)
-                    await stack.enter_async_context(consumer)
+            clients = [await stack.enter_async_context(Client(config=config)) for _ in range(2)]
+            for number, client in enumerate(clients):
+                await consume(stack, client, self.topic, f"client {number}", self.history.add)
                 popper = await stack.enter_async_context(SimpleConsumer("popping", client=client))
                 await popper.subscribe(self.topic, start_from="first")
                 self._tasks.append(asyncio.ensure_future(self._pop(popper)))
+            self._tasks.append(asyncio.ensure_future(self._positions(clients[0])))
             plain = ProducerConfig(retries=0)
             sender = await stack.enter_async_context(clients[0].producer("senders", config=plain))
             once = await stack.enter_async_context(
@@ -191,23 +193,24 @@ class Load:
 
     # ---- consumers
 
-    def _got(self, message: Any, group: str) -> None:
-        now = round(time.time() * 1000)
-        self.history.add("got", message.body.decode(), group, message.queue.queue_id, message.offset, now)
-
-    def _listen(self, consumer: Consumer, group: str) -> None:
-        async def got(message: Message) -> None:
-            self._got(message, group)
-
-        register = consumer.orderly if group == "in-order" else consumer.listener
-        register(self.topic, start_from="first")(got)
+    async def _positions(self, client: Client) -> None:
+        """Where the orderly group is, a few times a second."""
+        async with Admin(client=client) as admin:
+            while True:
+                await asyncio.sleep(0.2)
+                life = self.life
+                with suppress(RocketError):  # nobody knows
+                    for each in await admin.groups.lag("in-order", self.topic):
+                        if self.life == life:
+                            self.history.add("position", "", life, each.queue, each.offset)
 
     async def _pop(self, popper: SimpleConsumer) -> None:
         while True:
             found = await popper.receive(16, invisible=_INVISIBLE, timeout=2.0)
             over = time.monotonic() + _INVISIBLE / 2  # the broker counts from before its answer
             for message in found:
-                self._got(message, "popping")
+                now = round(time.time() * 1000)
+                self.history.add("got", message.body.decode(), "popping", message.queue.queue_id, message.offset, now)
             for message in found:
                 fate = self._draw.random()
                 try:
@@ -264,10 +267,12 @@ async def broker_process(
 
 
 async def run(
-    cycles: int, data: Path, flush: str, seed: int, *, clocks: bool = False, small: bool = False, quiet: bool = False
-) -> list[str]:
+    cycles: int, data: Path, flush: str, seed: int, *, clocks: bool = False, small: bool = False, stops: float = 0.0,
+    quiet: bool = False,
+) -> list[str]:  # fmt: skip
     """``cycles`` ends of a broker, those that are on record in ``data`` included; what the histories break. With
-    ``small`` the store has a small file system to itself, and it is filled up now and then."""
+    ``small`` the store has a small file system to itself, and it is filled up now and then; else of the first cycle of
+    a round, and of so many of the others as ``stops`` says, the broker lives for as long as a member stands still."""
     data.mkdir(parents=True, exist_ok=True)
     record = data / "rounds.jsonl"
     rounds = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
@@ -275,7 +280,7 @@ async def run(
     while (done := sum(each["cycles"] for each in rounds)) < cycles:
         number = len(rounds)
         began = time.perf_counter()
-        report = await _round(number, min(ROUND, cycles - done), data, flush, seed + number, clocks, small)
+        report = await _round(number, min(ROUND, cycles - done), data, flush, seed + number, clocks, small, stops)
         rounds.append(report)
         with record.open("a") as file:
             file.write(json.dumps(report) + "\n")
@@ -308,7 +313,7 @@ async def _fill_up(store: Path, draw: random.Random) -> None:
 
 
 async def _round(
-    number: int, cycles: int, data: Path, flush: str, seed: int, clocks: bool, small: bool
+    number: int, cycles: int, data: Path, flush: str, seed: int, clocks: bool, small: bool, stops: float
 ) -> dict[str, Any]:
     draw = random.Random(seed)
     history = History(data / f"history-{number}.jsonl")
@@ -328,18 +333,23 @@ async def _round(
             port = broker.port
             await producer.send(topic, b"first")
             history.add("ok", "first", None, None)
-        async with load.running():
-            for _ in range(cycles):
+        async with load.running(), member_process(names.address, topic, history, draw) as member:
+            for cycle in range(cycles):
                 skew = draw.choice([-_HOUR, _HOUR]) if clocks and draw.random() < 0.2 else 0.0
                 if skew:
                     history.add("clock", "", skew)
                 point, count = "", 0
                 how = draw.random()
-                if how < 0.7:
+                still = not cycle or draw.random() < stops
+                if how < 0.7 and not still:
                     point = draw.choice(list(POINTS))
                     count = draw.choice([1, 1, 1, 2, 3, 5, 10, 30])
                 async with broker_process(port, names.address, store, flush, skew, point, count) as broker:
-                    if how > 0.98:
+                    load.life += 1
+                    if still and not small:
+                        await member.stand_still(STILL[1])
+                        ends["a member stopped first"] += 1
+                    elif how > 0.98:
                         broker.process.send_signal(signal.SIGSTOP)
                         await asyncio.sleep(_STOP)
                         broker.process.send_signal(signal.SIGCONT)
@@ -352,9 +362,11 @@ async def _round(
                         ends["a full disk first"] += 1
                     died = broker.process.returncode is not None or not broker.port
                     await broker.killed(1.0 if point else draw.random() * 0.8)
+                    load.life += 1  # who asks from now on is answered by the next
                     alive = not died and not point
                     ends["at a random moment" if alive else point] += 1
             await load.stop_sending()
+            member.go_on()
             # A clock that is ahead of every time that was waited for.
             async with broker_process(port, names.address, store, flush, 2 * _HOUR if clocks else 0.0):
                 await history.arrived(120)
@@ -364,6 +376,8 @@ async def _round(
         await env.disk.close()
         history.close()
     rows = dict(Counter(row[0] for row in history.rows))
+    if taken := taken_over(history.rows):
+        ends["queues taken over from a member that stood still"] = taken
     return {"cycles": cycles, "ends": dict(ends), "rows": rows, "broken": check(history.rows)}
 
 
@@ -376,13 +390,13 @@ def main() -> None:
     parser.add_argument(
         "--small-disk", action="store_true", help="fill up the file system of DIR/store, which has one to itself"
     )
+    parser.add_argument("--stops", type=float, default=0.02, help="of so many cycles a consumer is stopped alone")
     parser.add_argument("--data", help="keep store and history here, and go on with what is there")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         data = Path(options.data or temporary)
-        broken = asyncio.run(
-            run(options.cycles, data, options.flush, options.seed, clocks=options.clocks, small=options.small_disk)
-        )
+        more = {"clocks": options.clocks, "small": options.small_disk, "stops": options.stops}
+        broken = asyncio.run(run(options.cycles, data, options.flush, options.seed, **more))
     for line in broken[:50]:
         print(line)
     print(f"{len(broken)} broken promises")

@@ -114,9 +114,9 @@ def config_of(port: int, nameserver: str, data: str, flush: Any, log_bytes: int)
         retention_interval=0.5, tail_cache=1 << 18,
     )  # fmt: skip
     return BrokerConfig(
-        port=port, nameservers=(nameserver,), data=data, register_interval=0.5, store=store, delay_levels=(0.3,),
-        default_topic_queues=4, offset_flush_interval=0.5, lock_lease=4.0, lock_grace=2.0, transaction_timeout=1.0,
-        transaction_check_interval=1.0, transaction_check_max=10_000,
+        port=port, nameservers=(nameserver,), data=data, register_interval=0.5, channel_expiry=3.0, store=store,
+        delay_levels=(0.3,), default_topic_queues=4, offset_flush_interval=0.5, lock_lease=4.0, lock_grace=2.0,
+        transaction_timeout=1.0, transaction_check_interval=1.0, transaction_check_max=10_000,
     )  # fmt: skip
 
 

@@ -7,11 +7,13 @@ import json
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
-__all__ = ("GROUPS", "History", "check")
+__all__ = ("GROUPS", "VALIDITY", "History", "check", "taken_over")
 
 GROUPS = ("concurrent", "in-order", "popping")
+#: Seconds for which an orderly member relies on the lock of a queue.
+VALIDITY = 2.0
 
 
 class History:
@@ -61,13 +63,17 @@ def check(rows: list[list[Any]]) -> list[str]:
     * what surely was not stored, or was rolled back, reaches nobody, and so does what was never sent;
     * a queue offset is one message, whoever gets it and how often;
     * what an idempotent producer sent is stored once;
-    * the orderly group gets the messages of a queue for the first time in the order of their offsets;
+    * the orderly group gets the messages of a queue for the first time in the order of their offsets, of each queue one
+      at a time, whichever process has it (a call in which its process stood still for longer than the lock is the one
+      that may outlast it), and its position never goes back while a broker lives;
     * what was acknowledged in the time of its first pop is not popped again, unless a clock was set, which ends that
       time for a broker that starts (but delays, timers and transactions may be stored twice, and so may the copy of a
       message whose pop was over, when the broker dies before the record of it);
     * a timer message does not come early, unless a clock was set.
 
-    Rows are [what, body, ...]: ok and got with the place, due, once, acked, clock; unknown and fail."""
+    Rows are [what, body, ...]: ok and got with the place, due, once, acked, clock; unknown and fail. An orderly call is
+    told when it has ended (as cut, when it was cancelled), with when its lease was looked at, and when it began and
+    ended. A position is told with a number of the broker's life."""
     broken: list[str] = []
     acked = {body for what, body, *_ in rows if what == "ok"}
     never = {body for what, body, *_ in rows if what == "fail"}
@@ -81,14 +87,18 @@ def check(rows: list[list[Any]]) -> list[str]:
     places: dict[tuple[int, int], str] = {}
     stored: dict[str, tuple[int, int]] = {}
     delivered: dict[str, set[str]] = {group: set() for group in GROUPS}
-    last: dict[int, int] = {}
+    calls: dict[int, list[_Call]] = {}
     popped: Counter[str] = Counter()
     done: set[str] = set()
     for what, body, *rest in rows:
         if what == "ok" and rest[0] is not None:
             queue, offset = rest[:2]
-        elif what == "got":
-            group, queue, offset, at = rest
+        elif what in ("got", "cut"):
+            group, queue, offset, at, *call = rest
+            if call[1:]:
+                calls.setdefault(queue, []).append(_Call(*call[1:], call[0], offset))
+            if what == "cut":
+                continue
             delivered[group].add(body)
             if body not in sent:
                 broken.append(f"{body} was delivered and never sent")
@@ -99,10 +109,6 @@ def check(rows: list[list[Any]]) -> list[str]:
                 if body in done:
                     broken.append(f"{body} was popped again after it had been acknowledged")
                 continue  # its retries have places of their own
-            if group == "in-order":
-                if offset > last.get(queue, -1) + 1 and queue in last:
-                    broken.append(f"queue {queue}: offset {offset} came first after {last[queue]}")
-                last[queue] = max(last.get(queue, -1), offset)
         else:
             if what == "acked" and body in single and popped[body] == 1:
                 done.add(body)
@@ -115,7 +121,63 @@ def check(rows: list[list[Any]]) -> list[str]:
     for group, bodies in delivered.items():
         broken += _named(acked - bodies, f"was acknowledged and never reached {group}")
         broken += _named(never & bodies, f"was refused and reached {group}")
+    for queue, of_queue in calls.items():
+        broken += _out_of_turn(queue, of_queue)
+    return broken + _gone_back([row for row in rows if row[0] == "position"])
+
+
+class _Call(NamedTuple):
+    """Of an orderly listener; the times are of one clock for all processes."""
+
+    looked: float
+    began: float
+    ended: float
+    owner: str
+    offset: int
+
+    @property
+    def stood_still(self) -> bool:
+        return self.ended - self.looked >= VALIDITY
+
+
+def _out_of_turn(queue: int, calls: list[_Call]) -> list[str]:
+    broken: list[str] = []
+    last: int | None = None
+    before: _Call | None = None
+    for call in sorted(calls, key=lambda call: call.began):
+        if last is not None and call.offset > last + 1:
+            broken.append(f"queue {queue}: offset {call.offset} came first after {last}")
+        last = call.offset if last is None else max(last, call.offset)
+        if call.stood_still:
+            continue
+        if before is not None and call.began < before.ended:
+            text = f"{before.owner} had offset {before.offset} still when {call.owner} got {call.offset}"
+            broken.append(f"queue {queue}: {text}")
+        if before is None or call.ended > before.ended:
+            before = call
     return broken
+
+
+def _gone_back(positions: list[list[Any]]) -> list[str]:
+    broken: list[str] = []
+    furthest: dict[tuple[int, int], int] = {}
+    for _, _, life, queue, offset in positions:
+        before = furthest.get((life, queue), -1)
+        if offset < before:
+            broken.append(f"queue {queue}: the position of the orderly group went from {before} back to {offset}")
+        furthest[life, queue] = offset
+    return broken
+
+
+def taken_over(rows: list[list[Any]]) -> int:
+    """How many queues of the orderly group another process went on with while the member that had them stood still."""
+    calls = sorted((row[7], row[3], row[6]) for row in rows if row[0] in ("got", "cut") and row[2] == "in-order")
+    taken = 0
+    for began, ended in [row[2:] for row in rows if row[0] == "stopped"]:
+        before = {queue: owner for at, queue, owner in calls if at < began}
+        others = {queue for at, queue, owner in calls if began < at < ended and owner != "member"}
+        taken += sum(before.get(queue) == "member" for queue in others)
+    return taken
 
 
 def _named(bodies: set[str], what: str) -> list[str]:
