@@ -176,13 +176,13 @@ class PopLooks:
         of_retries = ((name, queue_id) for queue_id in range(retries.read_queues))
         return chain(of_retries, places) if turn % _RETRIES_FIRST == 0 else chain(places, of_retries)
 
-    def _start(self, key: QueueKey, init_mode: int, *, first: bool = False) -> int:
-        """The group's offset, or where it begins when it has none; with ``first`` that is where it begins from now
-        on."""
-        if self._offsets.resets and first:
+    def _start(self, key: QueueKey, init_mode: int, who: Holds | None = None) -> int:
+        """The group's offset, or where it begins when it has none; with ``who``, whose pop it is, that is where it
+        begins from now on."""
+        if self._offsets.resets and who is not None:
             reset = self._offsets.take_reset(key.group, key.topic, key.queue_id)
             if reset is not None:
-                self._revival.begins(key, reset)
+                self._revival.begins(key, reset, who)
                 return reset
         offset = self._offsets.query(key.group, key.topic, key.queue_id)
         if offset is not None:
@@ -191,8 +191,8 @@ class PopLooks:
         low, high = store.min_offset(key.topic, key.queue_id), store.max_offset(key.topic, key.queue_id)
         oldest = init_mode == INIT_MIN or key.topic.startswith(RETRY_PREFIX) or store.is_young(key.topic, key.queue_id)
         offset = low if oldest else max(0, high - 1)  # the newest message is popped, as at Apache's
-        if first:
-            self._revival.begins(key, offset)
+        if who is not None:
+            self._revival.begins(key, offset, who)
             self._rounds.spend(_A_BEGIN)
         return offset
 
@@ -204,7 +204,7 @@ class PopLooks:
         found.refusal = self._offsets.refusal(key.group, key.topic, key.queue_id, who) or found.refusal
         if found.refusal is not None:
             return 0  # where it begins would not be kept, and it would begin there each time
-        offset = table.next_offset(key, self._start(key, wanted.init_mode, first=True))
+        offset = table.next_offset(key, self._start(key, wanted.init_mode, who))
         count = min(found.count, self._most - table.count)
         if table.full(self._most, key.group, who) is not None:
             count = 0
@@ -233,7 +233,7 @@ class PopLooks:
             self._revival.say_overtaken(key, offset, result.min_offset)
         if result.status is not ReadStatus.FOUND:
             if result.status is ReadStatus.OFFSET_OVERFLOW_BADLY:  # the topic was made anew, or lost its end
-                self._revival.begins(key, result.max_offset)
+                self._revival.begins(key, result.max_offset, who)
             elif result.next_offset > offset:
                 table.skip(key, result.next_offset)
                 if not table.out(key):

@@ -46,6 +46,7 @@ from aiorocket_protocol import (
 if TYPE_CHECKING:
     import asyncio
 
+    from aiorocket.broker.core.shares import Holds
     from aiorocket.runtime.clock import Clock
     from aiorocket.storage.store import MessageStore
 
@@ -225,10 +226,11 @@ class PopRevival:
         finally:
             self._driver.update()
 
-    def begins(self, key: QueueKey, offset: int) -> None:
-        """The group begins at ``offset`` of a queue: for the first time, or because an administrator said so."""
+    def begins(self, key: QueueKey, offset: int, who: Holds) -> None:
+        """The group begins at ``offset`` of a queue: for the first time, by a pop of ``who``, or because an
+        administrator said so."""
         self.table.reset(key)
-        self._offsets.commit(key.group, key.topic, key.queue_id, offset)
+        self._offsets.commit(key.group, key.topic, key.queue_id, offset, who)
         self._append_or_log(encode_reset(key, offset), kept=True)
 
     def forget_topics(self, topics: Collection[str]) -> None:

@@ -155,6 +155,12 @@ async def offsets() -> None:
         assert (await peers[0].call(*commit("group-0", 0))).code == 0  # what is known goes on
         pull = pull_header(queue_id=99, consumer_group="none", sys_flag=1 | 4, commit_offset=1)
         assert (await peers[0].call(11, pull)).code == 19 and server.offsets.query("none", "T", 99) is None
+    async with broker(offsets=40) as (server, *peers):  # a pop stores where its group begins
+        await flooded(
+            "offsets", 40, (peers[0], peers[1]),
+            lambda n: (200050, pop_header(consumer_group=f"group-{n}", queue_id=n)), lambda answer: answer.code != 2,
+        )  # fmt: skip
+        assert len(server.offsets) < 40
 
 
 @of_groups
