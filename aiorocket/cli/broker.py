@@ -87,6 +87,8 @@ def broker(
     if several:
         check_alone(ctx, listening, "--workers")
     said: BrokerConfig = ctx.meta[SETTINGS]
+    if credentials:  # an option comes before variables and file, which may have keys
+        said = replace(said, access_key=None, secret_key=None, security_token=None)
     config = replace(
         said,
         name=name,

@@ -42,7 +42,7 @@ def config() -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @click.pass_context
 def show(ctx: click.Context, file: str | None, server: Server, as_json: bool) -> None:
-    """Print every setting with its variable and where its value is from, itself a file of settings."""
+    """Print every setting with its variable and where its value is from, itself a file of settings but for secrets."""
     said, where = _read(server, file)
     if as_json:
         ctx.obj = True

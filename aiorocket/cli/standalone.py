@@ -131,6 +131,7 @@ def standalone(
                 nameservers=(near,),
                 access_key=None if key is None else key.name,
                 secret_key=None if key is None else key.secret,
+                security_token=None,
             )
             broker = Broker(env, own, accounts=accounts)
             async with watched(broker, metrics) as pages:

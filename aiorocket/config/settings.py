@@ -49,6 +49,12 @@ _NAMESERVERS = "NAMESERVER"
 _LINK = re.compile(r"(_SERVICE_(HOST|PORT(_\w+)?)|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$")
 _LINKS_TO = ("tcp://", "udp://", "sctp://")
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+#: A variable that is set -> what of the file it stands in place of besides: a server has keys or a file of them.
+_INSTEAD = {
+    "credentials_file": ("access_key", "secret_key", "security_token"),
+    "access_key": ("credentials_file",),
+    "secret_key": ("credentials_file",),
+}
 
 
 class Server(NamedTuple):
@@ -127,9 +133,10 @@ def server_settings(
 ) -> tuple[Any, dict[tuple[str, ...], str]]:
     """A server's settings from its section of a file and from its variables, which come first; and where each that was
     given comes from. ConfigError as of ``ClientConfig``."""
-    said = list(_of_toml(server.config, path, server.section)) if path is not None else []
-    said += _of_env(server.config, server.prefix, environ)
-    last = {each.path: each for each in said}
+    of_env = list(_of_env(server.config, server.prefix, environ))
+    instead = {name for each in of_env if each.value for name in _INSTEAD.get(each.path[0], ())}
+    of_file = _of_toml(server.config, path, server.section) if path is not None else ()
+    last = {each.path: each for each in (*(each for each in of_file if each.path[0] not in instead), *of_env)}
     return _made(server.config, last.values()), {each.path: each.where for each in last.values()}
 
 

@@ -98,6 +98,24 @@ def test_options_come_before_variables_and_these_before_the_file(monkeypatch: py
     assert started(monkeypatch, "--config", "b.toml").nameservers == ("a:1", "b:2")
 
 
+def test_of_keys_and_a_file_of_them_what_comes_first_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def keys(*arguments: str, **env: str) -> tuple[str | None, str | None, str | None, str | None]:
+        made = started(monkeypatch, *arguments, **env)
+        return made.access_key, made.secret_key, made.security_token, made.credentials_file
+
+    Path("k.toml").write_text("[broker]\ncredentials_file = 'k.json'")
+    token = {"AIOROCKET_BROKER_SECURITY_TOKEN": "t"}
+    assert keys("--config", "b.toml", "--credentials", "o.json", **token) == (None, None, None, "o.json")
+    assert keys("--config", "b.toml", AIOROCKET_CREDENTIALS_FILE="o.json") == (None, None, None, "o.json")
+    assert keys("--config", "b.toml", AIOROCKET_BROKER_CREDENTIALS_FILE="v.json") == (None, None, None, "v.json")
+    assert keys("--config", "b.toml", AIOROCKET_BROKER_CREDENTIALS_FILE="") == ("k", "hush", None, "")
+    own = {"AIOROCKET_BROKER_ACCESS_KEY": "me", "AIOROCKET_BROKER_SECRET_KEY": "psst"}
+    assert keys("--config", "k.toml", **own) == ("me", "psst", None, None)
+    assert keys("--config", "k.toml", "--credentials", "o.json", **own) == (None, None, None, "o.json")
+    with pytest.raises(ConfigError, match=r"either of them.*AIOROCKET_BROKER_CREDENTIALS_FILE"):
+        broker_settings(None, {**own, "AIOROCKET_BROKER_CREDENTIALS_FILE": "v.json"})
+
+
 def others(kind: Any, value: Any) -> list[Any]:
     """Values that are not ``value``, one of them legal."""
     if get_origin(kind) is Literal:

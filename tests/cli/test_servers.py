@@ -112,7 +112,9 @@ def test_standalone_takes_a_file_and_one_listener_administers_both(
 ) -> None:
     (aiorocket.directory / "s.toml").write_text(
         '[broker]\nname = "red"\nport = 0\nhost = "0.0.0.0"\nadvertise = "127.0.0.1"\ndata = "kept"\n'
-        'admin_bind = "unix:admin.sock"\nauto_create_topics = false\n[broker.store]\nflush = "async"\n'
+        'admin_bind = "unix:admin.sock"\nauto_create_topics = false\n'
+        'access_key = "me"\nsecret_key = "12345678"\nsecurity_token = "t"\n'  # of a broker by itself: left out here
+        '[broker.store]\nflush = "async"\n'
     )
     process, line = aiorocket.server("standalone", "--port", "0", "--config", "s.toml")
     assert re.fullmatch(
