@@ -244,8 +244,8 @@ class RemotingClient:
         except BaseException as error:  # a user's code
             if isinstance(error, asyncio.CancelledError) and me is not None and me.cancelling():
                 raise  # that is meant for us
-            if isinstance(error, GeneratorExit) and asyncio.current_task() is not me:
-                raise  # and so is that: the dial is given up with its loop
+            if isinstance(error, GeneratorExit) and (me is None or asyncio.current_task(me.get_loop()) is not me):
+                raise  # and so is that: the dial is given up with its loop, which runs no more
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
             raise ConfigError(f"address_map raised {_said(error)}") from error

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 from aiorocket import Client, ClientConfig, ConfigError, NotConnectedError, Producer, SendError
+from aiorocket.config import RemotingConfig
 from aiorocket.config.addresses import mapped, read_address_map
+from aiorocket.remoting import RemotingClient
+from aiorocket.runtime.env import memory_env
 from tests.client.fake_broker import NAMES, FakeCluster
 from tests.client.test_selectors import run
 
@@ -142,6 +146,27 @@ def test_a_map_that_leads_nowhere_says_so(
                     await client.session.connection(INSIDE)
 
     run(scenario, brokers=1)
+
+
+def test_a_map_that_waits_when_its_loop_has_ended_is_closed() -> None:
+    """Without a loop that runs nobody can be asked which task does: a RuntimeError took the place of the end."""
+
+    async def waits(address: str) -> str:
+        await asyncio.Event().wait()
+        return address
+
+    async def begun() -> tuple[Coroutine[Any, Any, None], asyncio.Task[None]]:
+        dial = RemotingClient(memory_env(), RemotingConfig(), address_map=waits)._dial(INSIDE)
+        task = asyncio.ensure_future(dial)
+        await asyncio.sleep(0)
+        return dial, task
+
+    loop = asyncio.new_event_loop()
+    dial, task = loop.run_until_complete(begun())
+    dial.close()
+    task.cancel()
+    loop.run_until_complete(asyncio.wait([task]))
+    loop.close()
 
 
 def test_a_dial_that_ends_as_nobody_expects_is_told_and_the_next_begins(monkeypatch: pytest.MonkeyPatch) -> None:
