@@ -59,7 +59,7 @@ class PopLog:
         self._closed = True
         if self._later is not None:
             self._later.cancel()
-        with suppress(StoreError):
+        with suppress(StoreError, MemoryError):
             while self._missing:
                 self._store_again(*self._missing.pop())
 
@@ -67,7 +67,8 @@ class PopLog:
         self, record: bytes, pop: Pop | None, done: Callable[[PutResult], None] | None, *, kept: bool = False
     ) -> None:
         """Behind those that the store did not take: what a record says would mean nothing without them, or pass over
-        what they are about. Of a pop, or ``kept``, it is one of these itself when it is not taken. StoreError then."""
+        what they are about. Of a pop, or ``kept``, it is one of these itself when it is not taken. StoreError then, or
+        MemoryError."""
         self.number += 1
         number, one = self.number, pop or (record if kept else None)
         try:
@@ -95,7 +96,7 @@ class PopLog:
 
     def _go_on(self) -> None:
         self._paused = False
-        with suppress(StoreError):
+        with suppress(StoreError, MemoryError):
             self._store_missing()
 
     def _store_again(self, number: int, one: Pop | bytes) -> None:

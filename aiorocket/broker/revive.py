@@ -195,8 +195,8 @@ class PopRevival:
         self, key: QueueKey, offsets: list[int], pop_time: int, done: Callable[[PutResult], None] | None
     ) -> bool:
         """Those of ``offsets`` that are out in that pop are done; ``done`` says when that is durable. False when none
-        was out: nothing is stored then, and ``done`` is not called. StoreError when it cannot be stored; they are out
-        as before then."""
+        was out: nothing is stored then, and ``done`` is not called. StoreError, or MemoryError, when it cannot be
+        stored; they are out as before then."""
         landed = [offset for offset in offsets if self.table.is_out_in(key, offset, pop_time)]
         if not landed:
             return False
@@ -220,7 +220,7 @@ class PopRevival:
 
         try:
             self._log.append(self.table.encode_pop(pop), pop, stored)
-        except StoreError:
+        except (StoreError, MemoryError):
             self.table.undo(pop)
             raise
         finally:
@@ -279,8 +279,9 @@ class PopRevival:
     def _record_pop(self, pop: Pop) -> None:
         try:
             self._log.append(self.table.encode_pop(pop), pop, None)
-        except StoreError as error:
-            self._warn("what is with consumers of %s cannot be recorded: %s%s", pop.key.group, error)
+        except (StoreError, MemoryError) as error:
+            why = str(error) or repr(error)
+            self._warn("what is with consumers of %s cannot be recorded: %s%s", pop.key.group, why)
 
     def _append_or_log(self, record: bytes, *, kept: bool = False) -> bool:
         try:
@@ -308,7 +309,7 @@ class PopRevival:
             return
         try:
             self._log.append(self.table.encode_pop(pop), pop, self._written_anew)
-        except StoreError:
+        except (StoreError, MemoryError):
             self._rewriting = False  # with the next record, then
 
     def _written_anew(self, result: PutResult) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from aiorocket.broker import Broker, pop_looks
+from aiorocket.broker.core import pops
 from aiorocket.broker.handlers.pop import PopHandlers
 from aiorocket.config import BrokerConfig, StoreConfig
 from aiorocket.runtime.env import real_env
@@ -875,11 +876,12 @@ def test_what_was_done_stays_done_although_the_store_took_no_record_for_a_while(
     simulate(main)
 
 
+@pytest.mark.parametrize("error", [StoreBusyError("too much waits"), MemoryError()], ids=repr)
 @pytest.mark.parametrize("then", ["pop", "change"])
 def test_what_is_recorded_passes_over_no_pop_that_the_store_did_not_take(
-    monkeypatch: pytest.MonkeyPatch, then: str
+    monkeypatch: pytest.MonkeyPatch, then: str, error: Exception
 ) -> None:
-    refusing = _refusing_records(monkeypatch)
+    refusing = _refusing_records(monkeypatch, error)
 
     async def main(sim: Simulation) -> None:
         disk = sim.disk()
@@ -942,29 +944,72 @@ def test_a_topic_that_is_deleted_while_the_store_takes_nothing_leaves_no_pops(
     simulate(main)
 
 
-def _refusing_records(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+def test_a_pop_log_that_finds_no_memory_is_shortened_later_and_keeps_no_broker_from_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was not rewritten again until the next start, and all of it had to be read there."""
+    refusing = _refusing_records(monkeypatch, MemoryError())
+    monkeypatch.setattr(pops, "FAR_BEHIND", 20)
+
+    async def main(sim: Simulation) -> None:
+        host, broker = await started(sim, sim.env(), config())
+        peer = Popper(sim, broker.address)
+        assert broker._parts is not None
+        revival = broker._parts.revival
+        outdated = revival.table.outdated
+
+        def no_memory_then() -> pops.Pop | None:
+            found = outdated()
+            if found is not None and not failed:
+                failed.append(True)
+                refusing.append(True)
+                sim.loop.call_soon(sim.loop.call_soon, refusing.clear)  # behind the try that begins now
+            return found
+
+        failed: list[bool] = []
+        revival.table.outdated = no_memory_then  # type: ignore[method-assign]
+        await peer.send(b"kept")
+        await peer.pop(invisible_time=3_600_000)
+        for _ in range(30):
+            await peer.send(b"x")
+            (one,) = await peer.pop()
+            assert await peer.ack(one) == 0
+        assert failed and revival.table.end - revival.table.begin() <= 22
+        await peer.send(b"y")
+        refusing.append(True)
+        await peer.pop()
+        await peer.close()
+        await host.run(broker.close())
+
+    simulate(main)
+
+
+def _refusing_records(monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> list[bool]:
     """While there is something in it the store takes no record of a pop."""
     append, refusing = MessageStore.append, list[bool]()
 
     def refuse(store: MessageStore, topic: str, *arguments: Any, **more: Any) -> None:
         if refusing and topic.startswith("rmq_sys_REVIVE"):
-            raise StoreBusyError("too much waits")
+            raise error or StoreBusyError("too much waits")
         append(store, topic, *arguments, **more)
 
     monkeypatch.setattr(MessageStore, "append", refuse)
     return refusing
 
 
-@pytest.mark.parametrize("full", [False, True], ids=["busy", "full"])
-def test_a_change_that_was_refused_leaves_the_handle_as_it_was(monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
+@pytest.mark.parametrize("error", [StoreBusyError("too much waits"), MemoryError(), None], ids=repr)
+def test_a_change_that_was_refused_leaves_the_handle_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    """By an error, or later by a disk that is full."""
     append = MessageStore.append
     refusing = False
 
     def refuse(store: MessageStore, topic: str, *arguments: Any, **more: Any) -> None:
         if not refusing:
             append(store, topic, *arguments, **more)
-        elif not full:
-            raise StoreBusyError("too much waits")
+        elif error is not None:
+            raise error
         else:
             asyncio.get_running_loop().call_soon(more["done"], PutResult(PutStatus.FULL, -1, -1, 0))
 
@@ -979,6 +1024,8 @@ def test_a_change_that_was_refused_leaves_the_handle_as_it_was(monkeypatch: pyte
         refusing = True
         assert (await peer.call(200053, one.change(1000))).code != 0
         refusing = False
+        if isinstance(error, MemoryError):
+            sim.errors.clear()  # it is reported
         assert (await peer.call(200053, one.change(90_000))).code == 0
         await peer.close()
         await host.run(broker.close())
