@@ -531,6 +531,40 @@ def test_a_handler_that_never_ends_does_not_keep_its_consumer_from_stopping(
     assert caplog.text.count("do not let themselves be cancelled") == 1
 
 
+def test_nor_does_one_whose_queue_is_to_go_to_another_member() -> None:
+    """Its lock was waited for besides, twice: nobody gives it back while the call runs."""
+
+    async def scenario(cluster: SimCluster) -> None:
+        release, began = asyncio.Event(), asyncio.Event()
+
+        async def handler(_: Message) -> None:
+            began.set()
+            while not release.is_set():
+                try:
+                    await release.wait()
+                except asyncio.CancelledError:
+                    pass
+
+        async def other(_: Message) -> None:
+            pass
+
+        sender = await cluster.producer()
+        for number in range(2):
+            await sender.send("t", "stuck", queue=Queue("t", "broker-1", number))
+        config = ConsumerConfig(drain_timeout=1.0, revoke_timeout=0.5)
+        member = await cluster.consumer("g", "t", handler, config=config, orderly=True)
+        await began.wait()
+        await cluster.consumer("g", "t", other, orderly=True)
+        await asyncio.sleep(3)
+        assert len(member.held("t")) == 1
+        stopping = asyncio.ensure_future(member.stop())
+        _, late = await asyncio.wait([stopping], timeout=12.0)
+        release.set()
+        assert not late
+
+    run(scenario)
+
+
 # -- options --
 
 NUMBERS = ("int", "float", "float | None")

@@ -132,7 +132,7 @@ class OrderlyDelivery:
         unlocked; one whose call does not even end then is held back."""
         ended = await self.workers.drain(timeout)
         self._lanes.close_all()
-        if self._unlocking:
+        if self._unlocking and not self.workers.all:  # that of a call which runs on does not come
             await asyncio.wait(self._unlocking, timeout=LAST_PATIENCE)
         return ended
 
