@@ -101,6 +101,15 @@ async def test_a_clone_of_another_group_takes_the_place_of_a_reset_that_waits(pe
     assert [record.body for record in records(await peer.pull(offset=3))] == [b"3", b"4"]
 
 
+async def test_a_clone_of_a_group_to_itself_takes_no_resets_place(peer: Peer) -> None:
+    await filled(peer)
+    await commit(peer, 5)
+    assert (await peer.call(222, header(0))).code == 0
+    assert (await peer.call(314, CloneGroupOffsetRequestHeader("g", "g", "T", True))).code == 0
+    await commit(peer, 5)
+    assert await peer.committed("g", "T") == 0
+
+
 async def test_who_is_already_there_is_told_all_the_same(broker: Broker, peer: Peer) -> None:
     """It has pulled everything, and its listener is stuck at the first of it: what it has cached counts no more. Over a
     new connection it is told again, the first answer may not have come."""

@@ -235,7 +235,8 @@ class TopicHandlers:
                     too_many = self._offsets.refusal(header.dest_group, name, queue_id, connection.holds)
                     if too_many is not None:
                         return refuse(too_many)
-                    self._offsets.take_reset(header.dest_group, name, queue_id)
+                    if header.dest_group != header.src_group:  # else it is where the reset says
+                        self._offsets.take_reset(header.dest_group, name, queue_id)
                     self._offsets.commit(header.dest_group, name, queue_id, offset, connection.holds)
                     done += 1
                     if done % A_TURN:
