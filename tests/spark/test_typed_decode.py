@@ -385,10 +385,15 @@ def with_bodies(bodies: list[bytes]) -> Any:
         (f"{__name__}:Order.x", "cannot be imported: AttributeError: .*'x'"),
         (f"{__name__}:OLD", "is {'type': 'record'.*: a type or a function is needed"),
         (":Order", "cannot be imported: ValueError: Empty module name"),
+        ("a_program:main", "'a_program:main' cannot be imported: SystemExit: 0. The driver"),
         ("jsn", "'jsn' is not one of json, variant, text, avro, protobuf, and no MODULE:TYPE either"),
     ],
 )
-def test_a_name_of_no_type_is_told_before_spark_starts(tmp_path: Path, using: str, said: str) -> None:
+def test_a_name_of_no_type_is_told_before_spark_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, using: str, said: str
+) -> None:
+    (tmp_path / "a_program.py").write_text("import sys\nsys.exit(0)")
+    monkeypatch.syspath_prepend(tmp_path)
     lakes.make(tmp_path / "archive")
     done = CliRunner().invoke(cli, ["lake", "decode", "--archive", str(tmp_path / "archive"), "--using", using])
     assert done.exit_code == (2 if using == "jsn" else 1) and re.search(said, " ".join(done.stderr.split())), (

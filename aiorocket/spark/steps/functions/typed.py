@@ -72,7 +72,7 @@ def imported(name: str) -> Any:
         found: Any = import_module(module)
         for each in attribute.split("."):
             found = getattr(found, each)
-    except Exception as error:  # whatever a module does while it is imported
+    except (Exception, SystemExit) as error:  # whatever a module does while it is imported
         said = " ".join(f"{type(error).__name__}: {error}".split())
         raise UsageError(
             f"decode using={name!r} cannot be imported: {said}. The driver and each executor import it: install its "
