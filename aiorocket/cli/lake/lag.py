@@ -102,6 +102,8 @@ def lag(
     page = Page(f"Lag of {path or group}", click.get_current_context().params)
     missing = {each.queue: each.lost for each in found}
     tables = {"queues": Shown(list(columns), [list(each) for each in shown], len(shown))}
-    page.add(StepReport("lag", waiting, 0, missing=missing, details={"of": path or group, "tables": tables}), lines)
+    report = StepReport("lag", waiting, 0, missing=missing, details={"of": path or group, "tables": tables})
+    good = not (lost or ahead or late)
+    page.add(report, lines, good=good)
     page.tell()
-    sys.exit(1 if lost or ahead or late else 0)
+    sys.exit(0 if good else 1)
