@@ -14,7 +14,7 @@ import pytest
 from aiorocket.cli.lake.running import HTML, Page
 from aiorocket.model import Queue
 from aiorocket.spark.steps.functions.plots import WindowCount, draw_windows
-from aiorocket.spark.steps.page import page
+from aiorocket.spark.steps.page import Run, page, page_of_runs
 from aiorocket.spark.steps.report import StepReport
 from aiorocket.spark.steps.tables.run import Shown
 
@@ -91,6 +91,15 @@ def test_a_service_has_a_page_of_the_newest_run_of_each_step(tmp_path: Path) -> 
     assert re.findall(r"(\d+) rows read", text) == ["12", "11", "0"]
     assert "complete: 12 rows = sum of end - begin over 1 queue" in text and "hidden" not in text
     assert text.count("Configuration") == 1 and "<title>t to lake 20" in text
+
+
+def test_addresses_and_settings_of_java_keep_their_secrets() -> None:
+    lake = "s3://name:hidden@shop/lake"
+    runs = [Run(StepReport("decode", 1, 1, details={"table": f"{lake}/decode"}), MADE, [f"{lake} is complete"])]
+    java = "-Xmx1g -Dhttps.proxyPassword=hidden -Djavax.net.ssl.trustStorePassword=hidden -Dx=y"
+    text = page_of_runs(f"t to {lake}", runs, {"path": lake, "spark": {"spark.driver.extraJavaOptions": java}})
+    assert "hidden" not in text and "-Xmx1g -Dhttps.proxyPassword=(not shown) " in text and "-Dx=y" in text
+    assert "t to s3://shop/lake 2026" in text and "s3://shop/lake/decode" in text
 
 
 def test_a_page_says_what_its_tables_are_and_which_are_empty() -> None:

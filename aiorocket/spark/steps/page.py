@@ -20,6 +20,8 @@ __all__ = ("Run", "caption", "made_rows", "page", "page_of_runs", "simple")
 _ELSEWHERE = ("tables", "proof", "plots", "state")
 #: Options whose values nobody else should read.
 _SECRET = re.compile(r"secret|token|passw|credential|(access|account|api).?key", re.IGNORECASE)
+#: The same within a value, as settings of Java's are: ``-Dhttps.proxyPassword=...``.
+_SECRET_WITHIN = re.compile(rf"((?:{_SECRET.pattern})[^\s=]*=)\S+", re.IGNORECASE)
 _USER = re.compile(r"(?<=://)[^/\s]*@")
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1f2933; --pale: #7b8794; --line: #e4e7eb; --ground: #fff;
@@ -76,7 +78,7 @@ def page_of_runs(title: str, runs: Sequence[Run], configuration: Mapping[str, ob
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        f"<title>{escape(title)} {made:%Y-%m-%d %H:%M}</title><style>{_STYLE}</style></head><body>\n"
+        f"<title>{escape(_open_text(title))} {made:%Y-%m-%d %H:%M}</title><style>{_STYLE}</style></head><body>\n"
     )
     return head + "\n".join(parts) + "\n</body></html>\n"
 
@@ -87,7 +89,8 @@ def _about(run: Run) -> list[str]:
         f"<header><h1>{escape(report.step.capitalize())}</h1>",
         f"<p>{made:%Y-%m-%d %H:%M:%S} UTC · {report.seconds:.1f} s · {_did(report)}</p></header>",
     ]
-    parts += [f'<p class="proof{"" if good and report.complete else " bad"}">{escape(line)}</p>' for line in proof]
+    kind = "proof" if good and report.complete else "proof bad"
+    parts += [f'<p class="{kind}">{escape(_open_text(line))}</p>' for line in proof]
     plots: Any = report.details.get("plots") or ()
     parts += [_picture(Path(each)) for each in plots]
     tables: Any = report.details.get("tables") or {}
@@ -100,11 +103,13 @@ def _about(run: Run) -> list[str]:
     counted = {
         name: value for name, value in report.details.items() if name not in _ELSEWHERE and value not in (None, {})
     }
-    parts.append(_table((), [(_spoken(name), plain(value)) for name, value in counted.items()]))
+    told = ((name, plain(value)) for name, value in counted.items())
+    rows = [(_spoken(name), _open_text(value) if isinstance(value, str) else value) for name, value in told]
+    parts.append(_table((), rows))
     if report.ranges:
         parts.append("<h2>Offsets</h2>")
-        rows = [(*queue, *report.ranges[queue], report.missing.get(queue, 0)) for queue in sorted(report.ranges)]
-        parts.append(_table(("topic", "broker", "queue", "begin", "end", "missing"), rows))
+        offsets = [(*queue, *report.ranges[queue], report.missing.get(queue, 0)) for queue in sorted(report.ranges)]
+        parts.append(_table(("topic", "broker", "queue", "begin", "end", "missing"), offsets))
     return parts
 
 
@@ -177,7 +182,11 @@ def _open(name: str, value: object) -> object:
         return {each: _open(str(each), inner) for each, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [_open(name, each) for each in value]
-    return value if _is_number(value) or isinstance(value, bool) else _USER.sub("", str(value))
+    return value if _is_number(value) or isinstance(value, bool) else _open_text(str(value))
+
+
+def _open_text(text: str) -> str:
+    return _SECRET_WITHIN.sub(lambda found: f"{found[1]}(not shown)", _USER.sub("", text))
 
 
 def _spoken(name: str) -> str:
