@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 _HERE = Path(__file__).parent
 _NUMBERS = count()
 #: Of what takes long these begin, so that no worker is left with one at the end.
-_LONGEST = [f"test_{name}.py" for name in ("other_sparks", "continuous", "kills", "long_stream", "object_store")]
+_LONGEST = [
+    f"test_{name}.py" for name in ("other_sparks", "continuous", "kills", "chain", "long_stream", "object_store")
+]
 
 #: py4j leaves sockets of its pool, and of threads that ended, to the garbage collector, whenever that runs.
 _PY4J_SOCKETS = [
