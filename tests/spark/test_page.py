@@ -71,7 +71,9 @@ def test_a_page_says_all_and_fetches_nothing(tmp_path: Path) -> None:
     assert page(StepReport("verify", 0, 0), made=MADE, configuration={}).count("<table>") == 2
 
 
-def test_a_service_has_a_page_of_the_newest_run_of_each_step(tmp_path: Path) -> None:
+def test_a_service_has_a_page_of_the_newest_run_of_each_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "page.html"
     with click.Context(click.Command("run")) as context:
         Page("t to lake", {}).add(StepReport("archive", 1, 1))  # nobody asked for one
@@ -83,9 +85,14 @@ def test_a_service_has_a_page_of_the_newest_run_of_each_step(tmp_path: Path) -> 
             StepReport("windows", 23, 3, details={"up_to_date": True}), StepReport("decode", 0, 0),
         ):  # fmt: skip
             made.add(report)
+        made.tell()
+        assert capsys.readouterr().err == f"report: {file}\n"
         context.meta[HTML] = str(tmp_path / "gone" / "page.html")
+        away = Page("t to lake", {})
         with pytest.raises(click.ClickException, match=r"page\.html: No such file"):
-            Page("t to lake", {}).add(StepReport("archive", 1, 1))
+            away.add(StepReport("archive", 1, 1))
+        away.tell()  # a service that could not write it has none
+        assert not capsys.readouterr().err
     text = file.read_text()
     assert re.findall(r"<h1>(\w+)</h1>", text) == ["Archive", "Windows", "Decode"]
     assert re.findall(r"(\d+) rows read", text) == ["12", "11", "0"]

@@ -197,6 +197,7 @@ class Page:
         self.path: str | None = click.get_current_context().meta.get(HTML)
         self._title, self._configuration = title, configuration
         self._runs: dict[str, Run] = {}
+        self._written = False
 
     def add(self, report: StepReport, lines: Sequence[str] | None = None, *, good: bool = True) -> None:
         """``lines`` in place of the proof, which is ``good`` or not, whatever is missing."""
@@ -208,14 +209,17 @@ class Page:
         made = datetime.fromtimestamp(WallClock().wall_ms() / 1000, UTC)
         self._runs[report.step] = Run(report, made, proof(report) if lines is None else lines, good)
         text = page_of_runs(self._title, [*self._runs.values()], self._configuration)
+        self._written = False
         try:
             with open(self.path, "w", encoding="utf-8") as file:
                 file.write(text)
+            self._written = True
         except OSError as error:
             raise click.ClickException(f"--html {self.path}: {error.strerror}") from error
 
     def tell(self) -> None:
-        if self.path is not None:
+        """Says where the page is, unless it is not there or not of the newest run."""
+        if self._written:
             click.echo(f"report: {self.path}", err=True)
 
 
