@@ -338,11 +338,12 @@ class QueueSteps:
         if not self.rebuilding:
             raise QueuesDoNotFitError(what)
         known = self.all_deletions_known and found.offset >= self.trusted
-        if (position != 0 or known) and not (self.compacted and position > queue.next_offset):
+        gone = self.compacted and (position > queue.next_offset or found.offset < self.trusted)
+        if (position != 0 or known) and not gone:
             self._reject(found, what)
             return None
         # The topic was deleted and made again, and the checkpoint that knew it is lost; or compaction removed what was
-        # in between.
+        # in between, its new beginning too.
         if self.disk.exists(queue.directory):
             remove_queue(self.disk, queue.directory)
         return self._queue(topic, found.queue_id, position)

@@ -152,6 +152,38 @@ def test_one_lost_generation_of_the_checkpoint_tells_no_damage(world: World, gen
     world.run(look, **EVER)
 
 
+@pytest.mark.parametrize("lives", [False, True])
+def test_without_a_checkpoint_what_is_left_of_a_topic_made_again_is_no_damage(world: World, lives: bool) -> None:
+    """Its first messages had gone, and the next stood in front of the offset that the topic before it had come to."""
+
+    async def work(store: MessageStore) -> None:
+        store.retention.reserved = {"T": 1.0}.get
+        for number in range(9):
+            await put(store, "T", 0, b"%d|" % number)
+        await fill(store, 5, "V")
+        await store.delete_topics("T")
+        await fill(store, 1, "U")
+        for number in range(5):
+            await put(store, "T", 0, b"%d|" % number)
+        await fill(store, 4, "U")
+        await fill(store, 2)
+        await fill(store, 3, "V")
+        await asyncio.sleep(2 * HOUR)
+        await fill(store, 1)
+        await store.delete_topics("U", *(() if lives else ("T",)))
+        await store.retention.sweep()
+        assert numbers(store) == ([7] if lives else []) and store.read_record(0) is not None
+
+    async def look(store: MessageStore) -> None:
+        assert not store.recovery.damaged and numbers(store, "V") == list(range(8))
+        assert numbers(store) == [5, 6, 7]
+
+    world.run(work, **EVER)
+    for path in [path for path in world.disk.files if path.startswith(("/store/checkpoint", "/store/consumequeue/"))]:
+        del world.disk.files[path]
+    world.run(look, **EVER)
+
+
 @pytest.mark.parametrize("lost", [(), ("consumequeue",)])
 def test_of_a_topic_that_is_made_again_the_new_messages_stay(world: World, lost: Sequence[str]) -> None:
     async def work(store: MessageStore) -> None:
