@@ -172,7 +172,7 @@ def survey(disk: Disk, directory: str, progress: Progress, codes: Codes = Mappin
         if known and expected < item.queue_offset and bad:
             bad[-1][2].append((topic, item.queue_id, expected, item.queue_offset - expected))
         following[key] = item.queue_offset + 1
-        if item.queue_offset < counts.get(key, 0):
+        if minimum.get(key, 0) <= item.queue_offset < counts.get(key, 0):
             unit = units.unit(key, item.queue_offset)
             if unit is None or unit != (item.offset, item.size, code_of(item, codes, topic, unit[2])):
                 wrong.setdefault(key, []).append(item.queue_offset)

@@ -136,6 +136,25 @@ def test_the_log_is_kept_below_its_size(world: World) -> None:
     world.run(work, max_log_bytes=4 * 65_536, retention_interval=5.0)
 
 
+def test_verify_asks_for_no_unit_of_what_retention_took(world: World) -> None:
+    """Queues that are made again have none of it, while the log has its messages for longer."""
+
+    async def work(store: MessageStore) -> None:
+        store.retention.reserved = {"T": 1.0}.get
+        await fill(store, 2)
+        await asyncio.sleep(2 * HOUR)
+        await fill(store, 1)
+        await store.retention.sweep()
+
+    async def look(store: MessageStore) -> None:
+        assert numbers(store) == [2] and store.recovery.rebuilt and store.read_record(0) is not None
+
+    world.run(work)
+    del world.disk.files["/store/consumequeue/T/0/" + "0" * 20]
+    world.run(look)
+    assert survey(world.disk, "store", lambda done, total: None).findings == []
+
+
 def test_topics_may_keep_for_longer_shorter_and_for_ever(world: World) -> None:
     hours = {"long": 30.0, "short": 2.0, "ever": 1e6}
 
