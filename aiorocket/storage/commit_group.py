@@ -28,22 +28,24 @@ class SyncError(Exception):
 
 
 class Run:
-    """Consecutive bytes of a group within one segment. ``mark`` is what the segment's checksums covered before."""
+    """Consecutive bytes of a group within one segment. ``mark`` is what the segment's checksums covered before,
+    ``counts`` are for the checksum file: the next offsets of the group's queues behind it."""
 
-    __slots__ = ("buffers", "mark", "position", "segment")
+    __slots__ = ("buffers", "counts", "mark", "position", "segment")
 
     def __init__(self, segment: Segment, position: int) -> None:
         self.segment = segment
         self.position = position
         self.buffers: list[bytes] = []
+        self.counts: Buffer = b""
         self.mark: tuple[tuple[int, int], int] | None = None
 
-    def put(self, durable: int, replay: int, sync: bool, counts: Buffer) -> None:
+    def put(self, durable: int, replay: int, sync: bool) -> None:
         """Blocking: write the bytes and their checksums, and before a ``sync`` maybe zeros behind them."""
         segment = self.segment
         self.mark = segment.mark()
         if self.buffers:
-            end = segment.write(self.buffers, self.position, durable, replay, counts)
+            end = segment.write(self.buffers, self.position, durable, replay, self.counts)
             segment.groups += 1
             if sync and end > segment.decided_to:
                 if segment.groups >= SMALL:
@@ -53,9 +55,9 @@ class Run:
 
 class CommitGroup:
     """What is written and acknowledged together, and what it takes until then. ``marks`` are (queue, its next offset,
-    tags code or None if they differ), ``counts`` the next offsets for the checksum file."""
+    tags code or None if they differ)."""
 
-    __slots__ = ("counts", "dones", "end", "marks", "results", "runs", "size", "start", "touched")
+    __slots__ = ("dones", "end", "marks", "results", "runs", "size", "start", "touched")
 
     def __init__(self, start: int, runs: list[Run]) -> None:
         self.start = start
@@ -66,26 +68,37 @@ class CommitGroup:
         self.results: list[PutResult] = []
         self.touched: list[ConsumeQueue] = []
         self.marks: list[tuple[ConsumeQueue, int, int | None]] = []
-        self.counts = bytearray()
+
+    def go_on(self, run: Run) -> None:
+        """In the next segment; what it has so far is in front of it, with counts of its own."""
+        if self.runs:
+            self.runs[-1].counts = b"".join(
+                _count(len(queue.topic_bytes), queue.queue_id, queue.next_offset) + queue.topic_bytes
+                for queue in self.touched
+                if not queue.deleted
+            )
+        self.runs.append(run)
 
     def seal(self, end: int, size: int) -> None:
         self.end = end
         self.size = size
-        marks, counts = self.marks, self.counts
+        marks, counts = self.marks, bytearray()
         for queue in self.touched:
             queue.marked = False
             upto, topic = queue.next_offset, queue.topic_bytes
             marks.append((queue, upto, queue.code))
             if not queue.deleted:  # made again meanwhile, it begins anew in front of this group's end
                 counts += _count(len(topic), queue.queue_id, upto) + topic
+        if self.runs:
+            self.runs[-1].counts = counts
 
     def write(self, disk: Disk, min_free: int, durable: int, replay: int, sync: bool) -> None:
         """Blocking, in the disk's thread. Each run but the last is synced before the next is begun."""
-        last, counted = self.runs[-1], [run for run in self.runs if run.buffers][-1]
+        last = self.runs[-1]
         for run in self.runs:
             segment = run.segment
             file = segment.prepare(disk, min_free)
-            run.put(durable, replay, sync, self.counts if run is counted else b"")
+            run.put(durable, replay, sync)
             if sync or run is not last:
                 try:
                     file.fdatasync()

@@ -179,7 +179,7 @@ class CommitLog(WrittenLog):
         segment = spare if spare is not None and spare.base == base else Segment(self._directory, base, capacity)
         run, limit, pending = Run(segment, 0), segment.end - BLANK_SIZE, self.pending + base - self.end
         try:
-            self.group.runs.append(run)
+            self.group.go_on(run)
             self.segments.append(segment)
             if active is not None:
                 self.buffers.append(encode_blank(base - self.end))
@@ -281,17 +281,17 @@ class CommitLog(WrittenLog):
             how = self._config.min_free, self.synced, self.replay, self._sync_mode
             self._disk.run(group.write, self._disk, *how).add_done_callback(partial(self._written, None))
         else:
-            self._put(group, run)
+            self._put(run)
         active = self._active
         if self._spare is None and active is not None and self.end - active.base > active.capacity // 2:
             self._spare = Segment(self._directory, active.end, self._config.segment_size)
             self._prepare(self._spare)
 
-    def _put(self, group: CommitGroup, run: Run) -> None:
+    def _put(self, run: Run) -> None:
         file = run.segment.file
         assert file is not None
         try:
-            run.put(self.synced, self.replay, self._sync_mode, group.counts)
+            run.put(self.synced, self.replay, self._sync_mode)
         except (OSError, MemoryError) as error:
             if self._sync_mode:  # not now: the end that began this flush has its own to tell first
                 failed: asyncio.Future[None] = self._loop.create_future()

@@ -77,12 +77,26 @@ async def test_the_only_message_of_a_queue_is_named_and_its_number_not_given_aga
 
 @pytest.mark.parametrize("batch", [1, 20])
 async def test_what_stood_in_a_last_segment_that_is_missing_is_named(batch: int) -> None:
-    """A batch of twenty lies in both: what it says stands beside the second."""
+    """A group of twenty lies in both."""
     env = await killed(damage="segment", batch=batch)
     [damaged] = survey(env.disk, "/store", lambda done, total: None).findings
     rows = await lost(env)
     assert sorted(damaged.lost) == rows and "not every queue knows" not in damaged.what
     assert rows[1] == ("single", 0, 0, 1) and rows[0][:2] == ("T", 0) and sum(rows[0][2:]) == 119
+
+
+async def test_a_group_that_lies_in_two_segments_is_counted_in_both() -> None:
+    """A power cut took what the second checksum file had, which nothing had synced."""
+    env = memory_env()
+    store = await opened(env, checkpoint_interval=1e6)
+    first = await put(store, "filler", 0, b"x" * 60_000)
+    single, last = await asyncio.gather(put(store, "single"), put(store, "filler", 0, b"x" * 10_000))
+    assert first.physical_offset < single.physical_offset < 65_536 == last.physical_offset
+    image = copy_of(env)
+    await store.close()
+    disk_of(image).files[f"/{LOG}/{65_536:020d}.sums"].clear()
+    disk_of(image).files[f"/{LOG}/{0:020d}"][single.physical_offset + 80] ^= 1
+    assert await lost(image) == [("single", 0, 0, 1)]
 
 
 async def test_what_stood_in_a_first_segment_that_is_missing_is_named() -> None:
