@@ -33,6 +33,7 @@ import time
 from collections import Counter
 from typing import NamedTuple
 
+from aiorocket.errors import ProtocolError
 from aiorocket.runtime.env import Env, memory_env
 from aiorocket.runtime.memory_disk import MemoryDisk
 from aiorocket.storage import MessageStore, ReadStatus, StoreBusyError
@@ -231,7 +232,10 @@ def _both(damage: Damage, place: int) -> bool:
 
 
 def _tag(record: bytes) -> str:
-    return RecordView(record, 0, len(record)).tag or ""
+    try:
+        return RecordView(record, 0, len(record)).tag or ""
+    except ProtocolError:  # without checksums properties are not protected
+        return ""
 
 
 def _body(record: bytes) -> bytes:

@@ -28,6 +28,10 @@ async def test_damage_is_never_served_and_takes_nothing_intact_along(seed: int) 
         await one_place(all_images, place)
 
 
+async def test_the_oracle_knows_tags_that_are_no_text() -> None:
+    await one_place(await images(), 701_391)
+
+
 async def test_the_scrub_finds_damage_that_nobody_reads(caplog: pytest.LogCaptureFixture) -> None:
     env = memory_env()
     assert isinstance(env.disk, MemoryDisk)
