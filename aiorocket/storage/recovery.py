@@ -128,21 +128,23 @@ def recover(disk: Disk, directory: str, config: StoreConfig, codes: Codes) -> Re
         for segment in steps.segments:
             segment.close()
         raise
+    unused = [steps.entries(segment.base) for segment in steps.unused]
+    truncated = steps.truncated + sum(entries.end for entries in unused if entries is not None)
     report = Recovery(
         records=steps.records,
         scanned_bytes=steps.scanned,
-        truncated_bytes=steps.truncated,
-        reason=steps.reason if steps.truncated else "",
+        truncated_bytes=truncated,
+        reason=(steps.reason or "its first bytes are missing") if truncated else "",
         clean=steps.clean,
         rebuilt=rebuilt,
         queues=len(steps.queues),
         end=steps.end,
         damaged=tuple(steps.damage[steps.known :]),
     )
-    if steps.truncated:
+    if truncated:
         _LOG.warning(
             "%s: %d bytes behind log offset %d had not been promised and were cut off (%s)",
-            directory, steps.truncated, steps.end, steps.reason,
+            directory, truncated, steps.end, report.reason,
         )  # fmt: skip
     if steps.segments and steps.state.get("format", FORMAT) == 1 and config.file_reserved_time:
         _LOG.warning(

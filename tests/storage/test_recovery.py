@@ -265,6 +265,25 @@ async def test_missing_segments_are_gaps() -> None:
     await again.close()
 
 
+async def test_a_last_segment_that_goes_with_its_first_bytes_is_spoken_of() -> None:
+    """With flush="async" nothing of it was promised; all of it was removed without a word."""
+    env = memory_env()
+    store = await opened(env, flush="async", flush_interval=1e6, checkpoint_interval=1e6)
+    for _ in range(6):
+        last = await put(store, "T", 0, b"x" * 20_000)
+    assert last.physical_offset > 65_536
+    image = copy_of(env)
+    await store.close()
+    disk_of(image).files[f"/{LOG}/{65_536:020d}"][:4] = bytes(4)
+    store, found = await reopen(image)
+    assert (found.end, found.truncated_bytes) == (65_536, 3 * 20_092), found
+    assert found.reason == "its first bytes are missing" and store.max_offset("T", 0) == 3
+    await store.close()
+    store, found = await reopen(image)
+    assert not found.truncated_bytes
+    await store.close()
+
+
 async def test_of_a_log_that_lost_its_end_units_say_what_no_checkpoint_knows(caplog: pytest.LogCaptureFixture) -> None:
     """Of format 2, killed before its first checkpoint. It was told that 0 messages are lost, and gave their offsets
     again."""
