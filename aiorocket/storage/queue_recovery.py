@@ -14,6 +14,7 @@ from aiorocket.runtime.disk import Disk
 from aiorocket.storage.checkpoint import QueueTable
 from aiorocket.storage.consume_queue import (
     FILE_SIZE,
+    FILE_UNITS,
     GAP,
     UNIT,
     UNIT_SIZE,
@@ -247,15 +248,15 @@ class QueueSteps:
     def _queue(self, topic: str, queue_id: int, first: int) -> ConsumeQueue:
         path = queue_directory(self.queue_directory, topic, queue_id)
         queue = self.queues[topic, queue_id] = ConsumeQueue(path, topic, queue_id, first, first)
+        queue.synced -= first % FILE_UNITS  # its file is new, and so is the name
         self.by_bytes[queue.topic_bytes, queue_id] = queue
         return queue
 
     def _fill(self, queue: ConsumeQueue, upto: int) -> None:
         """Offsets below ``upto`` whose records are lost get units that say so."""
-        first = queue.next_offset
         _LOG.error(
             "topic %s queue %d: %d messages from offset %d on are lost with the log at offset %d",
-            queue.topic, queue.queue_id, upto - first, first, self.gap,
+            queue.topic, queue.queue_id, upto - queue.next_offset, queue.next_offset, self.gap,
         )  # fmt: skip
         while queue.next_offset < upto:
             count = min(upto - queue.next_offset, WRITE_OUT)

@@ -110,7 +110,7 @@ def recover(disk: Disk, directory: str, config: StoreConfig, codes: Codes) -> Re
         steps.finish()
         for queue in steps.queues.values():
             queue.cached_first = queue.max_offset
-            if queue.synced < queue.max_offset:
+            if queue.synced < queue.max_offset and queue.min_offset < queue.max_offset:
                 sync_queue(disk, queue)
         snapshot.save(
             checkpoint_state(

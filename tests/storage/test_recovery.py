@@ -17,6 +17,8 @@ from aiorocket.runtime.memory_disk import MemoryDisk
 from aiorocket.storage import MessageStore, Recovery, Snapshot, StoreBusyError, housekeeping
 from aiorocket.storage import recovery as recovery_module
 from aiorocket.storage.checkup import survey
+from aiorocket.storage.consume_queue import FILE_SIZE, FILE_UNITS, GAP, UNIT
+from aiorocket.storage.queue_recovery import QueueSteps, sync_queue
 from aiorocket.storage.segment import Segment
 from aiorocket.testing import SimClock, SimDisk, SimLoop
 from aiorocket_protocol import RecordView
@@ -263,6 +265,19 @@ async def test_missing_segments_are_gaps() -> None:
         await again.close()
     again, _ = await reopen(image)
     await again.close()
+
+
+@pytest.mark.parametrize("first", [0, 10, FILE_UNITS + 10])
+def test_the_file_of_a_queue_that_is_made_again_survives_a_power_cut(first: int) -> None:
+    """Of one that did not begin at 0 the name was taken for one that was durable."""
+    for seed in range(8):
+        disk = SimDisk(seed)
+        queue = QueueSteps(disk, "store", None, {})._queue("T", 0, first)
+        queue.tail += UNIT.pack(0, GAP, 0)
+        queue.next_offset = queue.max_offset = first + 1
+        sync_queue(disk, queue)
+        disk.crash()
+        assert [int(name) for name in disk.listdir(queue.directory)] == [first // FILE_UNITS * FILE_SIZE]
 
 
 async def test_a_last_segment_that_goes_with_its_first_bytes_is_spoken_of() -> None:
