@@ -327,13 +327,7 @@ class LogSteps(QueueSteps):
         segment = self.segments[-1]
         if segment.end <= self.end:
             if self.records or not self.clean:
-                # It is full, if only by a blank, but a process that was killed may not have come to its sync.
-                file = self.disk.open(segment.path)
-                try:
-                    _write_again(file, self.durable - segment.base, segment.capacity)
-                    file.fdatasync()
-                finally:
-                    file.close()
+                _sync_full(self.disk, segment, self.durable - segment.base)
             self._close_sums(segment)
             return
         position = self.end - segment.base
@@ -454,6 +448,16 @@ def _look_through(steps: LogSteps, segment: Segment, upto: int) -> None:
             return
         if isinstance(item, Bad):
             steps.lose(item.offset, min(item.end, upto), item.reason)  # the log goes on behind ``upto``
+
+
+def _sync_full(disk: Disk, segment: Segment, durable: int) -> None:
+    """It is full, if only by a blank, but a process that was killed may not have come to its sync."""
+    file = disk.open(segment.path)
+    try:
+        _write_again(file, durable, segment.capacity)
+        file.fdatasync()
+    finally:
+        file.close()
 
 
 def _write_again(file: File, position: int, upto: int) -> None:

@@ -456,8 +456,8 @@ async def test_a_damaged_log_is_served_around_and_seen_in_the_runtime_info(tmp_p
 def test_a_group_does_not_pass_over_what_takes_the_place_of_lost_messages(
     torn: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The broker was killed before a checkpoint knew of them, and the checksum file, which says how far the queue was, is
-    damaged too: nothing tells the queue's length but what is left."""
+    """The broker was killed before a checkpoint knew of them, and the checksum file, which says how far the queue was,
+    is damaged too: nothing tells the queue's length but what is left."""
 
     async def main(sim: Simulation) -> None:
         disk: SimDisk = sim.disk()
