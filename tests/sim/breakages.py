@@ -614,7 +614,7 @@ FOUND: Final[dict[str, int]] = {
     "state saved in place": 4,
     "state without a checksum": 24,
     "topics saved with the rest": 10,
-    "delay progress before its copy is stored": 17,
+    "delay progress before its copy is stored": 81,
     "timer progress before its copy is stored": 38,
     "delay progress never saved": 1,
     "a delayed message the store refused is given up": 1,
