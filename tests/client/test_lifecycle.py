@@ -472,6 +472,16 @@ def test_a_handler_that_cannot_be_cancelled_keeps_nothing_from_being_stored(orde
     run(scenario)
 
 
+async def stubborn(began: asyncio.Event, release: asyncio.Event) -> None:
+    """Lets itself be cancelled by nobody until it is released."""
+    began.set()
+    while not release.is_set():
+        try:
+            await release.wait()
+        except asyncio.CancelledError:
+            pass
+
+
 @pytest.mark.parametrize("end", ["returns", "raises", "retries"])
 @pytest.mark.parametrize("kind", ["concurrent", "several", "orderly", "keyed", "batch"])
 def test_a_handler_that_never_ends_does_not_keep_its_consumer_from_stopping(
@@ -483,12 +493,7 @@ def test_a_handler_that_never_ends_does_not_keep_its_consumer_from_stopping(
         release, began, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
         async def handler(_: object) -> None:
-            began.set()
-            while not release.is_set():
-                try:
-                    await release.wait()
-                except asyncio.CancelledError:
-                    pass
+            await stubborn(began, release)
             ended.set()
             if end != "returns":
                 raise Retry() if end == "retries" else ValueError("late")
@@ -538,12 +543,7 @@ def test_nor_does_one_whose_queue_is_to_go_to_another_member() -> None:
         release, began = asyncio.Event(), asyncio.Event()
 
         async def handler(_: Message) -> None:
-            began.set()
-            while not release.is_set():
-                try:
-                    await release.wait()
-                except asyncio.CancelledError:
-                    pass
+            await stubborn(began, release)
 
         async def other(_: Message) -> None:
             pass
